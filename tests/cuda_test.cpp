@@ -86,9 +86,10 @@ TEST_F(Cuda, AttentionGradientsEqualTheNaiveTwins) {
           naive_attention_backward(upstream, problem.q, problem.k, problem.v, problem.options);
       for (const auto implementation : kImplementations) {
         problem.options.implementation(implementation);
-        const auto [q, k, v, options] = cuda(problem);
-        for (const auto& leaf : {q, k, v}) leaf.requires_grad_();
-        attention(q, k, v, options).backward(cuda(upstream));
+        const auto there = cuda(problem);
+        const auto leaf = [](const torch::Tensor& x) { return x.detach().requires_grad_(); };
+        const auto q = leaf(there.q), k = leaf(there.k), v = leaf(there.v);
+        attention(q, k, v, there.options).backward(cuda(upstream));
         const auto tolerance =
             dtype == torch::kFloat32 ? Tolerance{1e-5, 2e-4} : Tolerance{1e-7, 1e-7};
         EXPECT_TRUE(all_close(q.grad().cpu(), expected.q.to(dtype), tolerance));
@@ -149,6 +150,19 @@ TEST_F(Cuda, HalfPrecisionScalesBeforeItOverflows) {
   EXPECT_TRUE(weights.is_cuda());
   EXPECT_TRUE(all_finite(weights));
   EXPECT_TRUE(all_equal(weights.triu(1), torch::zeros_like(weights)));
+}
+
+TEST_F(Cuda, TheScaleMayBeZeroOrNegative) {
+  const auto x = torch::randn({1, 2, 5, 8});
+  for (const double scale : {0.0, -0.3}) {
+    const auto expected = naive_attention(x, x, x, AttentionOptions().scale(scale)).out;
+    for (const auto implementation : kImplementations) {
+      const auto options = AttentionOptions().scale(scale).implementation(implementation);
+      EXPECT_TRUE(all_close(attention(cuda(x), cuda(x), cuda(x), options).cpu(),
+                            expected.to(torch::kFloat32), tolerance_of(torch::kFloat32)))
+          << name_of(implementation) << ", scale " << scale;
+    }
+  }
 }
 
 TEST_F(Cuda, MoreRowsThanALaunchGridHoldsWork) {
@@ -228,6 +242,13 @@ class CudaModule : public Cuda, public ::testing::WithParamInterface<ModuleCase>
 };
 INSTANTIATE_TEST_SUITE_P(Each, CudaModule, ::testing::ValuesIn(all_modules()), module_name);
 
+class CudaModuleOnTensors : public CudaModule {};
+INSTANTIATE_TEST_SUITE_P(Each, CudaModuleOnTensors,
+                         ::testing::ValuesIn(modules_where([](const auto& m) {
+                           return m.input != Input::length;
+                         })),
+                         module_name);
+
 TEST_P(CudaModule, GivesTheCpusResultAndGradientsAfterMoving) {
   for (const auto implementation : kImplementations) {
     SCOPED_TRACE(name_of(implementation));
@@ -266,8 +287,7 @@ TEST_P(CudaModule, TravelsBetweenDevicesAndDtypes) {
   EXPECT_TRUE(torch::equal(run(module, x), y));
 }
 
-TEST_P(CudaModule, TheFutureDoesNotChangeThePast) {
-  if (subject().input == Input::length) GTEST_SKIP() << "takes a length, not a tensor";
+TEST_P(CudaModuleOnTensors, TheFutureDoesNotChangeThePast) {
   for (const auto implementation : kImplementations) {
     for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
       auto module = subject().make({.implementation = implementation});

@@ -34,6 +34,11 @@ NaiveGradients gradients(const AttentionProblem& problem, const torch::Tensor& u
   return ::testing::AssertionSuccess();
 }
 
+/// Attention as a function of q, k and v alone.
+TensorFunction attention_of(const AttentionOptions& options) {
+  return [options](const Tensors& x) { return attention(x[0], x[1], x[2], options); };
+}
+
 class AttentionGradient : public EachImplementation {
  protected:
   void SetUp() override { torch::manual_seed(7); }
@@ -68,8 +73,7 @@ TEST_P(AttentionGradient, EqualsFiniteDifferences) {
   for (const bool causal : {true, false}) {
     for (const bool padded : {true, false}) {
       const auto [q, k, v, options] = problem(3, 4, causal, padded);
-      EXPECT_TRUE(gradcheck([&](const Tensors& x) { return attention(x[0], x[1], x[2], options); },
-                            {q, k, v}));
+      EXPECT_TRUE(gradcheck(attention_of(options), {q, k, v}));
     }
   }
   const auto options = AttentionOptions().implementation(GetParam());
@@ -82,8 +86,7 @@ TEST_P(AttentionGradient, SecondDerivativesAreRightOrRefused) {
   for (const bool padded : {true, false}) {
     const auto [q, k, v, options] = problem(3, 3, /*causal=*/true, padded);
     try {
-      EXPECT_TRUE(gradgradcheck(
-          [&](const Tensors& x) { return attention(x[0], x[1], x[2], options); }, {q, k, v}));
+      EXPECT_TRUE(gradgradcheck(attention_of(options), {q, k, v}));
     } catch (const c10::Error& error) {
       EXPECT_NE(GetParam(), Implementation::math) << error.what_without_backtrace();
     }
@@ -158,25 +161,24 @@ TEST_P(AttentionGradient, OnlyWhatAsksForAGradientGetsOne) {
 
 TEST_P(AttentionGradient, FollowsTheDroppedWeights) {
   const auto [q, k, v, options] = problem(6, 6, /*causal=*/true, /*padded=*/false);
-  const auto dropped = AttentionOptions(options).dropout_p(0.4);
+  const auto dropped = attention_of(AttentionOptions(options).dropout_p(0.4));
   // The seed is set in each evaluation, so the function is the same one at every point.
-  EXPECT_TRUE(gradcheck(
-      [&](const Tensors& x) {
-        torch::manual_seed(11);
-        return attention(x[0], x[1], x[2], dropped);
-      },
-      {q, k, v}));
+  const TensorFunction seeded = [&](const Tensors& x) {
+    torch::manual_seed(11);
+    return dropped(x);
+  };
+  EXPECT_TRUE(gradcheck(seeded, {q, k, v}));
 }
 
 TEST(AttentionWeightsGradient, EqualsFiniteDifferencesTwice) {
   torch::manual_seed(7);
-  const auto [q, k, v, options] = random_problem(2, 2, 1, 3, 3, 2, true, true, torch::kFloat64);
+  const auto problem = random_problem(2, 2, 1, 3, 3, 2, true, true, torch::kFloat64);
   const TensorFunction both = [&](const Tensors& x) {
-    const auto [out, weights] = attention_with_weights(x[0], x[1], x[2], options);
+    const auto [out, weights] = attention_with_weights(x[0], x[1], x[2], problem.options);
     return torch::cat({out, weights}, -1);
   };
-  EXPECT_TRUE(gradcheck(both, {q, k, v}));
-  EXPECT_TRUE(gradgradcheck(both, {q, k, v}));
+  EXPECT_TRUE(gradcheck(both, {problem.q, problem.k, problem.v}));
+  EXPECT_TRUE(gradgradcheck(both, {problem.q, problem.k, problem.v}));
 }
 
 }  // namespace

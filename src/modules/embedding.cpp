@@ -3,6 +3,7 @@
 #include "checks.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/init.h>
 
@@ -57,12 +58,10 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
 void SinusoidalPositionalEmbeddingImpl::build(torch::Device device, torch::Dtype dtype) {
   const int64_t C = options.d_model();
   const auto position =
-      at::arange(options.max_context_length(), at::kFloat).unsqueeze(1);  // [L, 1]
-  const auto frequency =
-      (at::arange(0, C, 2, at::kFloat) * (-std::log(options.base()) / static_cast<double>(C)))
-          .exp();                                                               // [C / 2]
-  const auto angle = position * frequency;                                      // [L, C / 2]
-  pe = at::stack({angle.sin(), angle.cos()}, -1).flatten(1).to(device, dtype);  // [L, C]
+      at::arange(options.max_context_length(), at::kFloat).unsqueeze(1);           // [L, 1]
+  const auto exponent = at::arange(0, C, 2, at::kFloat) / static_cast<double>(C);  // [C / 2]
+  const auto angle = position / at::pow(options.base(), exponent);                 // [L, C / 2]
+  pe = at::stack({angle.sin(), angle.cos()}, -1).flatten(1).to(device, dtype);     // [L, C]
 }
 
 std::shared_ptr<torch::nn::Module> SinusoidalPositionalEmbeddingImpl::clone(

@@ -43,7 +43,7 @@ functional::AttentionOptions MultiHeadAttentionImpl::attention_options(
     const Tensor& key_padding_mask) const {
   return functional::AttentionOptions()
       .causal(options.causal())
-      .dropout_p(is_training() ? options.attn_dropout() : 0.0)
+      .dropout_p(attn_dropout->is_training() ? attn_dropout->options.p() : 0.0)
       .key_padding_mask(key_padding_mask)
       .implementation(options.implementation());
 }

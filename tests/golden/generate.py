@@ -364,6 +364,7 @@ def main():
     action.add_argument("--out", type=Path, metavar="DIR", help="write the files there")
     action.add_argument("--check", action="store_true", help="compare with the files beside this script")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # everything is tiny: threads would only wait for one another
     return check(Path(__file__).parent) if arguments.check else write(arguments.out)
 
 
