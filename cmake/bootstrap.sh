@@ -17,7 +17,7 @@ in an environment of its own under $cache).
 A LibTorch 2.11 or later that you have is used instead: LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH, or the active
 Python environment's.
 
-  --python  also set up what tests/golden/generate.py needs (torch for Python, numpy, safetensors; about 6 GB),
+  --python  also set up what tests/golden/generate.py needs (torch for Python, numpy, safetensors; about 5.5 GB),
             and print the Python to run it with on standard output
   --help    print this text
 END
@@ -105,7 +105,7 @@ usable_python() {
 
 # install_torch cpu: what C++ on the CPU links. install_torch full: with CUDA, and importable by Python.
 install_torch() {
-  local kind=$1 size='5 GB' python wanted=("torch==$torch_version" numpy safetensors)
+  local kind=$1 size='5.5 GB' python wanted=("torch==$torch_version" numpy safetensors)
   local remedy="check the network and pip's settings and run cmake/bootstrap.sh again, or set LibTorch_ROOT to a LibTorch"
   if [[ $kind == cpu ]]; then
     # Of the wheel's companions, 4 GB together, libtorch_cpu.so needs two.

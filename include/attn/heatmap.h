@@ -9,9 +9,9 @@
 namespace attn {
 
 struct HeatmapOptions {
-  std::string title;
-  std::vector<std::string> query_labels;  ///< one per row (T), or none
-  std::vector<std::string> key_labels;    ///< one per column (S), or none
+  std::string title = {};
+  std::vector<std::string> query_labels = {};  ///< one per row (T), or none
+  std::vector<std::string> key_labels = {};    ///< one per column (S), or none
 };
 
 /// Attention weights as text, one shaded cell per weight: [T, S], or [H, T, S] with the heads below
