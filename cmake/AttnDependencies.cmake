@@ -28,6 +28,9 @@ endfunction()
 # Header-only fmt: LibTorch's include folder holds another fmt, and with a linked libfmt the two meet at link time.
 attn_dependency(fmt 11.2.0 https://github.com/fmtlib/fmt.git TARGET fmt::fmt-header-only)
 
+# Vectors with run-time dispatch over instruction sets, for the kernels.
+attn_dependency(hwy 1.2.0 https://github.com/google/highway.git TARGET hwy::hwy)
+
 if(ATTN_BUILD_APPS)
   attn_dependency(CLI11 v2.4.2 https://github.com/CLIUtils/CLI11.git TARGET CLI11::CLI11)
 endif()

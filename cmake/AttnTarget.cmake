@@ -42,6 +42,26 @@ function(attn_target_defaults target)
   endif()
 endfunction()
 
+# attn_target_openmp(<target>): at::parallel_for is a header template that runs serially, without a word, where it is
+# compiled without OpenMP. By flags, not by OpenMP::OpenMP_CXX: that names the system's libgomp by path, and the process
+# is to share the one beside LibTorch.
+find_package(OpenMP QUIET COMPONENTS CXX)
+if(NOT OpenMP_CXX_FOUND)
+  message(STATUS "attn: ${CMAKE_CXX_COMPILER_ID} finds no OpenMP; the fused kernels will run on one thread")
+endif()
+function(attn_target_openmp target)
+  if(NOT OpenMP_CXX_FOUND)
+    return()
+  endif()
+  separate_arguments(flags UNIX_COMMAND "${OpenMP_CXX_FLAGS}")
+  target_compile_options(${target} PRIVATE ${flags})
+  target_link_options(${target} PRIVATE ${flags})
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "STATIC_LIBRARY")
+    target_link_options(${target} INTERFACE ${flags})
+  endif()
+endfunction()
+
 # attn_target_pch(<executable>): LibTorch's umbrella header, precompiled once and shared by all who ask for it.
 # It pays from four files on: 40 s once (g++ 12), then 9 s instead of 21 s a file.
 function(attn_target_pch target)

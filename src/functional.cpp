@@ -1,106 +1,16 @@
 #include "attn/functional.h"
 
 #include "checks.h"
+#include "fused_attention.h"
+#include "math_attention.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <limits>
+#include <string>
 
 namespace attn::functional {
 namespace {
-
-constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
-
-// Which keys which queries must not see. Broadcasts to [B, H, T, S]; undefined = every key is seen.
-struct Mask {
-  Tensor blocked;  // bool; a row with every key blocked is opened here and listed in `blind`
-  Tensor blind;    // bool, [..., T, 1]: queries that may see no key; undefined = there are none
-};
-
-Mask build_mask(int64_t T, int64_t S, const Tensor& key_padding_mask, bool causal,
-                const Tensor& like) {
-  Mask mask;
-  if (causal && T > 1) {
-    // Bottom-right aligned: query i sees keys 0 .. S - T + i.
-    mask.blocked = at::ones({T, S}, like.options().dtype(at::kBool)).triu(S - T + 1);  // [T, S]
-  }
-  if (key_padding_mask.defined()) {
-    const auto padding = key_padding_mask.unsqueeze(1).unsqueeze(2);  // [B, 1, 1, S]
-    mask.blocked = mask.blocked.defined() ? mask.blocked | padding : padding;
-  }
-  // Softmax over nothing is NaN, and its gradient stays NaN behind a later zero: so a blind row
-  // sees everything, and what comes out of it is replaced by zeros.
-  if (mask.blocked.defined() && (key_padding_mask.defined() || S < T)) {
-    mask.blind = mask.blocked.all(-1, /*keepdim=*/true);
-    mask.blocked = mask.blocked & ~mask.blind;
-  }
-  return mask;
-}
-
-double score_scale(const Tensor& q, const AttentionOptions& options) {
-  return options.scale().value_or(1.0 / std::sqrt(static_cast<double>(q.size(-1))));
-}
-
-// [B, Hkv, S, D] -> [B, H, S, D]: each key head serves H / Hkv query heads in a row.
-Tensor repeat_heads(const Tensor& x, int64_t n_head) {
-  const int64_t group = n_head / x.size(1);
-  if (group == 1) return x;
-  return x.unsqueeze(2).expand({-1, -1, group, -1, -1}).flatten(1, 2);
-}
-
-std::tuple<Tensor, Tensor> math_attention(const Tensor& q, const Tensor& key, const Tensor& value,
-                                          const AttentionOptions& options) {
-  const auto k = repeat_heads(key, q.size(1));    // [B, H, S, D]
-  const auto v = repeat_heads(value, q.size(1));  // [B, H, S, D]
-  const auto mask =
-      build_mask(q.size(2), k.size(2), options.key_padding_mask(), options.causal(), q);
-  const double scale = score_scale(q, options);
-
-  // float16 overflows at 65504, which q · k reaches before the scale makes it small; elsewhere the
-  // order is the seeds'.
-  const auto scores = q.scalar_type() == at::kHalf
-                          ? at::matmul(q * scale, k.transpose(-2, -1))
-                          : at::matmul(q, k.transpose(-2, -1)) * scale;  // [B, H, T, S]
-  const auto masked =
-      mask.blocked.defined() ? scores.masked_fill(mask.blocked, kNegativeInfinity) : scores;
-  auto weights = at::softmax(masked, -1);  // [B, H, T, S]
-  if (mask.blind.defined()) weights = weights.masked_fill(mask.blind, 0.0);
-  if (options.dropout_p() > 0.0)
-    weights = at::dropout(weights, options.dropout_p(), /*train=*/true);
-  return {at::matmul(weights, v), weights};  // [B, H, T, D]
-}
-
-Tensor fused_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                       const AttentionOptions& options) {
-  const int64_t T = q.size(2);
-  const int64_t S = k.size(2);
-  const bool grouped = q.size(1) != k.size(1);
-  const double scale = score_scale(q, options);
-
-  // LibTorch's is_causal is aligned at the first token, so it serves T == S only; and it excludes a
-  // mask.
-  const bool is_causal = options.causal() && T == S && !options.key_padding_mask().defined();
-  const auto mask = build_mask(T, S, options.key_padding_mask(), options.causal() && !is_causal, q);
-  std::optional<Tensor> seen;
-  if (mask.blocked.defined()) seen = ~mask.blocked;
-  const auto out = at::scaled_dot_product_attention(q, k, v, seen, options.dropout_p(), is_causal,
-                                                    scale, grouped);  // [B, H, T, D]
-  return mask.blind.defined() ? out.masked_fill(mask.blind, 0.0) : out;
-}
-
-// Why LibTorch's fused kernels can't be asked, or nullptr.
-const char* fused_obstacle(const Tensor& q, const Tensor& k) {
-  if (q.numel() == 0 || k.numel() == 0) return "a tensor without elements";
-  if (q.is_cuda() && q.size(0) * q.size(1) > 65535) return "more than 65535 heads in all on CUDA";
-  return nullptr;
-}
 
 void check_options(const AttentionOptions& options, int64_t B, int64_t S, const Tensor& q) {
   check_probability("dropout_p", options.dropout_p());
@@ -147,17 +57,42 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   check_options(options, q.size(0), k.size(2), q);
 }
 
-// The three thirds of a packed projection as heads: views [B, H, T, D], nothing is copied.
-std::tuple<Tensor, Tensor, Tensor> unpack(const Tensor& qkv, int64_t n_head) {
+void check_packed(const Tensor& qkv, int64_t n_head, const AttentionOptions& options) {
   TORCH_CHECK_VALUE(qkv.defined(), "qkv must be a tensor, got an undefined one");
   TORCH_CHECK_VALUE(qkv.dim() == 3, "qkv must be 3-D [B, T, 3C], got shape ", qkv.sizes());
+  TORCH_CHECK_VALUE(qkv.is_floating_point(), "qkv must be floating-point, got ", qkv.scalar_type());
   check_positive("n_head", n_head);
   TORCH_CHECK_VALUE(qkv.size(2) >= 1 && qkv.size(2) % (3 * n_head) == 0,
                     "the width of qkv must be a multiple of 3 * n_head (", 3 * n_head, "), got ",
                     qkv.size(2));
-  const auto parts =
-      qkv.unflatten(2, {3, n_head, -1}).permute({2, 0, 3, 1, 4}).unbind(0);  // 3 x [B, H, T, D]
-  return {parts[0], parts[1], parts[2]};
+  check_options(options, qkv.size(0), qkv.size(1), qkv);
+}
+
+// LibTorch's CUDA kernels: why they can't be asked, or an empty string.
+std::string sdpa_obstacle(const Tensor& x, int64_t heads) {
+  if (!x.is_cuda()) return "a tensor on " + x.device().str();
+  if (x.numel() == 0) return "a tensor without elements";
+  if (heads > 65535) return "more than 65535 heads in all on CUDA";
+  return "";
+}
+
+// The code that runs for these options, or an error that says why the one that is asked for can't.
+enum class Path { kernels, sdpa, math };
+
+Path choose(const Tensor& x, int64_t heads, const AttentionOptions& options) {
+  if (options.implementation() == Implementation::math) return Path::math;
+  const auto obstacle = x.is_cuda() ? sdpa_obstacle(x, heads) : fused_cpu_obstacle(x);
+  if (obstacle.empty()) return x.is_cuda() ? Path::sdpa : Path::kernels;
+  TORCH_CHECK_VALUE(options.implementation() == Implementation::automatic,
+                    "Implementation::fused must not be asked for ", obstacle, ", got shape ",
+                    x.sizes());
+  return Path::math;
+}
+
+FusedCall fused_call(const AttentionOptions& options, int64_t D) {
+  return {options.causal(), options.dropout_p(),
+          options.scale().value_or(1.0 / std::sqrt(static_cast<double>(D))),
+          options.key_padding_mask(), options.generator()};
 }
 
 }  // namespace
@@ -179,14 +114,18 @@ Tensor merge_heads(const Tensor& x) {
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
   check_attention(q, k, v, options);
-  const char* obstacle = fused_obstacle(q, k);
-  TORCH_CHECK_VALUE(options.implementation() != Implementation::fused || obstacle == nullptr,
-                    "Implementation::fused must not be asked for ", obstacle ? obstacle : "",
-                    ", got q of shape ", q.sizes());
-  if (options.implementation() == Implementation::math || obstacle != nullptr) {
-    return std::get<0>(math_attention(q, k, v, options));
+  switch (choose(q, q.size(0) * q.size(1), options)) {
+    case Path::kernels: {
+      const bool plain = is_plain_cpu(q) && is_plain_cpu(k) && is_plain_cpu(v);
+      return (plain ? fused_attention : dispatched_attention)(q, k, v,
+                                                              fused_call(options, q.size(3)));
+    }
+    case Path::sdpa:
+      return sdpa_attention(q, k, v, options);
+    case Path::math:
+      break;
   }
-  return fused_attention(q, k, v, options);
+  return std::get<0>(math_attention(q, k, v, options));
 }
 
 std::tuple<Tensor, Tensor> attention_with_weights(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -196,15 +135,29 @@ std::tuple<Tensor, Tensor> attention_with_weights(const Tensor& q, const Tensor&
 }
 
 Tensor packed_self_attention(const Tensor& qkv, int64_t n_head, const AttentionOptions& options) {
-  const auto [q, k, v] = unpack(qkv, n_head);       // [B, H, T, D]
-  return merge_heads(attention(q, k, v, options));  // [B, T, C]
+  check_packed(qkv, n_head, options);
+  const auto path = choose(qkv, qkv.size(0) * n_head, options);
+  if (path == Path::kernels) {
+    return (is_plain_cpu(qkv) ? fused_packed_self_attention : dispatched_packed_self_attention)(
+        qkv, n_head, fused_call(options, qkv.size(2) / (3 * n_head)));
+  }
+  const auto [q, k, v] = unpack_heads(qkv, n_head);  // [B, H, T, D]
+  const auto out = path == Path::sdpa ? sdpa_attention(q, k, v, options)
+                                      : std::get<0>(math_attention(q, k, v, options));
+  return merge_heads(out);  // [B, T, C]
 }
 
 std::tuple<Tensor, Tensor> packed_self_attention_with_weights(const Tensor& qkv, int64_t n_head,
                                                               const AttentionOptions& options) {
-  const auto [q, k, v] = unpack(qkv, n_head);                            // [B, H, T, D]
-  const auto [out, weights] = attention_with_weights(q, k, v, options);  // + [B, H, T, T]
+  check_packed(qkv, n_head, options);
+  const auto [q, k, v] = unpack_heads(qkv, n_head);              // [B, H, T, D]
+  const auto [out, weights] = math_attention(q, k, v, options);  // + [B, H, T, T]
   return {merge_heads(out), weights};
+}
+
+std::string fused_obstacle(const Tensor& x) {
+  return x.is_cuda() ? sdpa_obstacle(x, x.dim() == 4 ? x.size(0) * x.size(1) : x.size(0))
+                     : fused_cpu_obstacle(x);
 }
 
 }  // namespace attn::functional

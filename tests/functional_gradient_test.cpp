@@ -5,9 +5,12 @@
 #include "support/naive_attention.h"
 #include "support/random_attention.h"
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include <gtest/gtest.h>
+
+#include <optional>
 
 namespace attn::testing {
 namespace {
@@ -44,7 +47,8 @@ class AttentionGradient : public EachImplementation {
   void SetUp() override { torch::manual_seed(7); }
 
   AttentionProblem problem(int64_t T, int64_t S, bool causal, bool padded,
-                           torch::Dtype dtype = torch::kFloat64) {
+                           std::optional<torch::Dtype> wanted = {}) {
+    const auto dtype = wanted.value_or(exact_dtype(GetParam()));
     auto made = random_problem(2, 4, 2, T, S, 3, causal, padded, dtype);
     made.options.implementation(GetParam());
     return made;
@@ -54,6 +58,7 @@ ATTN_EACH_IMPLEMENTATION(AttentionGradient);
 
 TEST_P(AttentionGradient, EqualsTheNaiveTwins) {
   for (const auto dtype : {torch::kFloat64, torch::kFloat32}) {
+    if (!takes(GetParam(), dtype)) continue;
     for (auto& problem : random_problems(dtype, /*count=*/12)) {
       const auto& [q, k, v, options] = problem;
       problem.options.implementation(GetParam());
@@ -70,6 +75,7 @@ TEST_P(AttentionGradient, EqualsTheNaiveTwins) {
 }
 
 TEST_P(AttentionGradient, EqualsFiniteDifferences) {
+  if (!takes(GetParam(), torch::kFloat64)) GTEST_SKIP() << "finite differences need float64";
   for (const bool causal : {true, false}) {
     for (const bool padded : {true, false}) {
       const auto [q, k, v, options] = problem(3, 4, causal, padded);
@@ -83,6 +89,7 @@ TEST_P(AttentionGradient, EqualsFiniteDifferences) {
 
 // Where a kernel has no second derivative it must say so: a wrong number would go unnoticed.
 TEST_P(AttentionGradient, SecondDerivativesAreRightOrRefused) {
+  if (!takes(GetParam(), torch::kFloat64)) GTEST_SKIP() << "finite differences need float64";
   for (const bool padded : {true, false}) {
     const auto [q, k, v, options] = problem(3, 3, /*causal=*/true, padded);
     try {
@@ -95,6 +102,7 @@ TEST_P(AttentionGradient, SecondDerivativesAreRightOrRefused) {
 
 TEST_P(AttentionGradient, IsZeroForQueriesThatSeeNothingAndKeysThatNoneSees) {
   for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16}) {
+    if (!takes(GetParam(), dtype)) continue;
     for (const bool causal : {true, false}) {
       auto left_padded = problem(5, 5, causal, /*padded=*/false, dtype);
       auto mask = torch::zeros({2, 5}, torch::kBool);
@@ -126,11 +134,11 @@ TEST_P(AttentionGradient, AcceptsAnyStridesOfTheUpstreamGradientAndTheInputs) {
       *x = x->transpose(1, 2).contiguous().transpose(1, 2);  // [B, H, T, D], heads innermost
     }
     ASSERT_FALSE(strided.q.is_contiguous());
-    const auto expanded = torch::randn({2, 1, 5, 1}, torch::kFloat64).expand({2, 4, 5, 3});
-    const auto transposed = torch::randn({2, 5, 4, 3}, torch::kFloat64).transpose(1, 2);
+    const auto expanded = torch::randn({2, 1, 5, 1}, exact_dtype(GetParam())).expand({2, 4, 5, 3});
+    const auto transposed = torch::randn({2, 5, 4, 3}, exact_dtype(GetParam())).transpose(1, 2);
     for (const auto& upstream : {expanded, transposed}) {
       const auto expected = gradients(dense, upstream.contiguous());
-      const auto tolerance = default_tolerance(torch::kFloat64);
+      const auto tolerance = default_tolerance(exact_dtype(GetParam()));
       EXPECT_TRUE(gradients_close(gradients(dense, upstream), expected, tolerance));
       EXPECT_TRUE(gradients_close(gradients(strided, upstream), expected, tolerance));
     }
@@ -139,15 +147,16 @@ TEST_P(AttentionGradient, AcceptsAnyStridesOfTheUpstreamGradientAndTheInputs) {
 
 TEST_P(AttentionGradient, OfThePackedInputIsTheThreePartsSideBySide) {
   const auto options = AttentionOptions().implementation(GetParam());
-  const auto qkv = torch::randn({2, 5, 36}, torch::kFloat64).requires_grad_();
-  const auto upstream = torch::randn({2, 5, 12}, torch::kFloat64);
+  const auto dtype = exact_dtype(GetParam());
+  const auto qkv = torch::randn({2, 5, 36}, dtype).requires_grad_();
+  const auto upstream = torch::randn({2, 5, 12}, dtype);
   packed_self_attention(qkv, 3, options).backward(upstream);
 
   const auto part = [&](int64_t i) { return split_heads(qkv.detach().narrow(2, 12 * i, 12), 3); };
   const auto grad = naive_attention_backward(split_heads(upstream, 3), part(0), part(1), part(2));
   const auto merged = [](const torch::Tensor& x) { return functional::merge_heads(x); };
-  EXPECT_TRUE(
-      all_close(qkv.grad(), torch::cat({merged(grad.q), merged(grad.k), merged(grad.v)}, -1)));
+  EXPECT_TRUE(all_close(
+      qkv.grad(), torch::cat({merged(grad.q), merged(grad.k), merged(grad.v)}, -1).to(dtype)));
 }
 
 TEST_P(AttentionGradient, OnlyWhatAsksForAGradientGetsOne) {
@@ -156,10 +165,12 @@ TEST_P(AttentionGradient, OnlyWhatAsksForAGradientGetsOne) {
   const auto learned = v.clone().requires_grad_();
   const auto upstream = torch::randn_like(q);
   attention(q, k, learned, options).backward(upstream);
-  EXPECT_TRUE(all_close(learned.grad(), naive_attention_backward(upstream, q, k, v, options).v));
+  const auto expected = naive_attention_backward(upstream, q, k, v, options).v.to(v.dtype());
+  EXPECT_TRUE(all_close(learned.grad(), expected));
 }
 
 TEST_P(AttentionGradient, FollowsTheDroppedWeights) {
+  if (!takes(GetParam(), torch::kFloat64)) GTEST_SKIP() << "finite differences need float64";
   const auto [q, k, v, options] = problem(6, 6, /*causal=*/true, /*padded=*/false);
   const auto dropped = attention_of(AttentionOptions(options).dropout_p(0.4));
   // The seed is set in each evaluation, so the function is the same one at every point.
@@ -168,6 +179,26 @@ TEST_P(AttentionGradient, FollowsTheDroppedWeights) {
     return dropped(x);
   };
   EXPECT_TRUE(gradcheck(seeded, {q, k, v}));
+}
+
+// The fused backward is no sum of ATen operations: its second derivative goes through the math.
+TEST(FusedSecondDerivatives, EqualTheMaths) {
+  torch::manual_seed(7);
+  const auto qkv = torch::randn({2, 6, 36}).requires_grad_();
+  const auto penalty = [&](Implementation implementation) {
+    const auto y = packed_self_attention(qkv, 3, AttentionOptions().implementation(implementation));
+    const auto grad = torch::autograd::grad({y.square().sum()}, {qkv}, {}, {}, true)[0];
+    return torch::autograd::grad({grad.square().sum()}, {qkv})[0];
+  };
+  EXPECT_TRUE(all_close(penalty(Implementation::fused), penalty(Implementation::math),
+                        {1e-4, 1e-4}));  // sums of products of four rounded factors
+}
+
+TEST(FusedSecondDerivatives, AreRefusedWithDropout) {
+  const auto qkv = torch::randn({2, 6, 36}).requires_grad_();
+  const auto y = packed_self_attention(qkv, 3, AttentionOptions().dropout_p(0.5));
+  EXPECT_THROW(torch::autograd::grad({y.sum()}, {qkv}, {}, {}, /*create_graph=*/true),
+               c10::NotImplementedError);
 }
 
 TEST(AttentionWeightsGradient, EqualsFiniteDifferencesTwice) {

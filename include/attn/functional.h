@@ -2,11 +2,13 @@
 
 #include <attn/export.h>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 
 namespace attn {
@@ -16,8 +18,11 @@ using at::Tensor;
 /// Which code computes attention.
 enum class Implementation {
   automatic,  ///< `fused` where it can run, `math` elsewhere
-  math,       ///< the seeds' formula in ATen operations: every device and dtype, second derivatives
-  fused,      ///< LibTorch's scaled_dot_product_attention: no [T, S] tensor where its kernels allow
+  math,       ///< the seeds' formula in ATen operations: every device and dtype
+  /// One operation without a [T, S] tensor. On the CPU our own kernels, for float32 and bfloat16;
+  /// on CUDA LibTorch's scaled_dot_product_attention. An error where it can't run;
+  /// `functional::fused_obstacle` tells beforehand.
+  fused,
 };
 
 }  // namespace attn
@@ -43,7 +48,13 @@ struct ATTN_API AttentionOptions {
   /// [B, S] bool, true = padding that no query sees (PyTorch's meaning); undefined = none.
   TORCH_ARG(Tensor, key_padding_mask);
   TORCH_ARG(Implementation, implementation) = Implementation::automatic;
+  /// Draws the dropout; the default generator of the device when not given.
+  TORCH_ARG(std::optional<at::Generator>, generator) = std::nullopt;
 };
+
+/// Why `Implementation::fused` can't run on tensors like x (q, or a packed qkv), or an empty
+/// string.
+ATTN_API std::string fused_obstacle(const Tensor& x);
 
 /// Splits the width into heads: [B, T, C] -> [B, H, T, D], a view where the strides allow.
 /// Seed 2: `x.view(b, t, n_heads, d_head).transpose(1, 2)`.
@@ -61,8 +72,15 @@ ATTN_API Tensor merge_heads(const Tensor& x);
 /// each key head then serves H / Hkv query heads in a row. A query that may see no key gives zeros
 /// and zero gradients, never NaN. Any strides.
 ///
-/// NaN and infinities: masked scores are replaced, not added to, so a masked *key* changes nothing;
-/// a masked *value* still meets its zero weight (0 · NaN is NaN, as in PyTorch).
+/// NaN and infinities: with the fused CPU kernels, what a query may not see does not reach it. The
+/// math and CUDA follow PyTorch: masked scores are replaced, so a masked *key* changes nothing, but
+/// a masked *value* still meets its zero weight, and 0 · NaN is NaN.
+///
+/// Dropout of the fused CPU kernels: one draw of the generator, then Philox4x32-10 (Salmon et al.
+/// 2011) by position: a seed drops the same weights on every thread count and instruction set. They
+/// are other weights than the math drops.
+///
+/// Second derivatives go through the math; with dropout only `Implementation::math` has them.
 ///
 /// @throws c10::ValueError for shapes, dtypes, devices or options that do not fit; for
 /// `Implementation::fused` where it can't run.

@@ -2,6 +2,8 @@
 
 #include <attn/functional.h>
 
+#include <torch/types.h>
+
 #include <gtest/gtest.h>
 
 namespace attn::testing {
@@ -22,6 +24,17 @@ inline const char* name_of(Implementation implementation) {
       return "fused";
   }
   return "unknown";
+}
+
+/// Whether the implementation takes CPU tensors of that dtype.
+inline bool takes(Implementation implementation, torch::Dtype dtype) {
+  return implementation != Implementation::fused ||
+         functional::fused_obstacle(torch::empty({1}, dtype)).empty();
+}
+
+/// The most exact dtype that the implementation takes.
+inline torch::Dtype exact_dtype(Implementation implementation) {
+  return takes(implementation, torch::kFloat64) ? torch::kFloat64 : torch::kFloat32;
 }
 
 /// Base of tests that run with each implementation; instantiate with

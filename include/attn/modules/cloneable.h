@@ -12,8 +12,9 @@ namespace attn {
 /// Base of every module here: `torch::nn::Cloneable` whose `clone()` is a faithful copy.
 ///
 /// LibTorch's own `clone()` builds the copy anew by `reset()`, so frozen parameters come back
-/// trainable and the default generator has moved on. This one keeps `requires_grad` at every depth
-/// and leaves the default CPU generator as it was.
+/// trainable, a ModuleList comes back in training mode, and the default generator has moved on.
+/// This one keeps `requires_grad` and the mode at every depth and leaves the default CPU generator
+/// as it was.
 template <typename Derived>
 class Cloneable : public torch::nn::Cloneable<Derived> {
  public:
@@ -24,6 +25,12 @@ class Cloneable : public torch::nn::Cloneable<Derived> {
     {
       const GeneratorStateGuard guard(generator);
       copy = torch::nn::Cloneable<Derived>::clone(device);
+    }
+    const auto modules = this->modules(/*include_self=*/false);
+    const auto copies = copy->modules(/*include_self=*/false);  // parents before their children
+    for (size_t i = 0; i < modules.size(); ++i) {
+      const bool training = modules[i]->is_training();
+      if (copies[i]->is_training() != training) copies[i]->train(training);
     }
     auto copied = copy->named_parameters();
     for (const auto& parameter : this->named_parameters()) {

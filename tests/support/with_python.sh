@@ -1,11 +1,10 @@
 #!/bin/sh
-# Runs generate.py --check with the first Python that has what it needs; exit code 77, which ctest shows as
-# skipped, when there is none.
-directory=$(dirname "$0")
+# with_python.sh <script> <argument>...: runs the script with the first Python that can import torch and safetensors; exit
+# code 77, which ctest shows as skipped, when there is none.
 for python in ${ATTN_PYTHON:+"$ATTN_PYTHON"} python3 \
     "${XDG_CACHE_HOME:-$HOME/.cache}"/attn/torch-*/bin/python; do
   if "$python" -c 'import torch, safetensors.torch' 2>/dev/null; then
-    exec "$python" "$directory/generate.py" --check
+    exec "$python" "$@"
   fi
 done
 echo "skipped: no Python that can import torch and safetensors (cmake/bootstrap.sh --python installs one," \
