@@ -4,6 +4,8 @@
 #include "fused_attention.h"
 #include "math_attention.h"
 
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -89,6 +91,19 @@ Path choose(const Tensor& x, int64_t heads, const AttentionOptions& options) {
   return Path::math;
 }
 
+// Under autocast the fused operation computes in its dtype, as LibTorch's attention does; the
+// math's operations are cast one by one.
+bool casts(const Tensor& x, const AttentionOptions& options) {
+  return options.implementation() != Implementation::math && x.is_cpu() &&
+         at::autocast::is_autocast_enabled(at::kCPU) && x.scalar_type() == at::kFloat;
+}
+
+Tensor autocast(const Tensor& x) {
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), x, at::kCPU);
+}
+
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
 FusedCall fused_call(const AttentionOptions& options, int64_t D) {
   return {options.causal(), options.dropout_p(),
           options.scale().value_or(1.0 / std::sqrt(static_cast<double>(D))),
@@ -114,6 +129,10 @@ Tensor merge_heads(const Tensor& x) {
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
   check_attention(q, k, v, options);
+  if (casts(q, options)) {
+    const NoAutocast guard(c10::DispatchKey::AutocastCPU);
+    return attention(autocast(q), autocast(k), autocast(v), options);
+  }
   switch (choose(q, q.size(0) * q.size(1), options)) {
     case Path::kernels: {
       const bool plain = is_plain_cpu(q) && is_plain_cpu(k) && is_plain_cpu(v);
@@ -136,6 +155,10 @@ std::tuple<Tensor, Tensor> attention_with_weights(const Tensor& q, const Tensor&
 
 Tensor packed_self_attention(const Tensor& qkv, int64_t n_head, const AttentionOptions& options) {
   check_packed(qkv, n_head, options);
+  if (casts(qkv, options)) {
+    const NoAutocast guard(c10::DispatchKey::AutocastCPU);
+    return packed_self_attention(autocast(qkv), n_head, options);
+  }
   const auto path = choose(qkv, qkv.size(0) * n_head, options);
   if (path == Path::kernels) {
     return (is_plain_cpu(qkv) ? fused_packed_self_attention : dispatched_packed_self_attention)(

@@ -13,7 +13,6 @@
 #include "math_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -361,25 +360,6 @@ Tensor packed_operator(const Tensor& qkv, int64_t n_head, bool causal, double dr
                                options(causal, dropout_p, scale, mask, std::move(generator)));
 }
 
-Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
-                          double dropout_p, std::optional<double> scale, const OptionalTensor& mask,
-                          OptionalGenerator generator) {
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::AutocastCPU);
-  const auto dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto cast = [&](const Tensor& x) { return at::autocast::cached_cast(dtype, x, at::kCPU); };
-  return attention_operator(cast(q), cast(k), cast(v), causal, dropout_p, scale, mask,
-                            std::move(generator));
-}
-
-Tensor packed_autocast(const Tensor& qkv, int64_t n_head, bool causal, double dropout_p,
-                       std::optional<double> scale, const OptionalTensor& mask,
-                       OptionalGenerator generator) {
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::AutocastCPU);
-  const auto dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  return packed_operator(at::autocast::cached_cast(dtype, qkv, at::kCPU), n_head, causal, dropout_p,
-                         scale, mask, std::move(generator));
-}
-
 }  // namespace
 
 TORCH_LIBRARY(attn, m) {
@@ -436,8 +416,8 @@ TORCH_LIBRARY_IMPL(attn, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(attn, AutocastCPU, m) {
-  m.impl("attention", attention_autocast);
-  m.impl("packed_self_attention", packed_autocast);
+  m.impl("attention", attention_operator);  // they cast by themselves
+  m.impl("packed_self_attention", packed_operator);
 }
 
 }  // namespace attn::functional
