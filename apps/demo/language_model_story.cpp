@@ -106,7 +106,7 @@ void train(Report& report, const Setup& setup, const Options& options,
   const double guess = std::log(static_cast<double>(sizes.vocab_size));
   report.keep("ln_v", guess);
   report.line(fmt::format("{:<10}{:>8.4f}  {}  guessing", fmt::format("ln {}", sizes.vocab_size),
-                          guess, bar(1.0, 1.0, kBar)));
+                          guess, apps::bar(1.0, 1.0, kBar)));
 
   // lr 5e-3: the second seed document's demo.
   Training training(report.console(), model, sizes, 5e-3, Schedule::constant);
@@ -115,7 +115,7 @@ void train(Report& report, const Setup& setup, const Options& options,
   for (int64_t epoch = 1; epoch <= sizes.epochs; ++epoch) {
     losses.push_back(training.epoch([&task] { return task.batch(); }));
     report.line(fmt::format("{:<10}{:>8.4f}  {}", fmt::format("epoch {}", epoch), losses.back(),
-                            bar(losses.back(), guess, kBar)));
+                            apps::bar(losses.back(), guess, kBar)));
   }
   report.keep("epoch_losses", losses);
   report.line();
@@ -154,7 +154,7 @@ std::string show_heatmap(Report& report, const Setup& setup, const Options& opti
     blocks.push_back(attn::text_heatmap(
         shown[h], {.title = fmt::format("head {}", h), .query_labels = {}, .key_labels = {}}));
   }
-  report.block(side_by_side(blocks, std::min<size_t>(report.console().columns(), 100) - 2));
+  report.block(apps::side_by_side(blocks, std::min<size_t>(report.console().columns(), 100) - 2));
   if (shown.numel() < weights.numel()) {
     report.note(fmt::format("({} of {} heads, {} of {} positions)", shown.size(0), sizes.n_heads,
                             shown.size(1), sizes.seq_len));

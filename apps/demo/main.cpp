@@ -1,22 +1,16 @@
 // attn_demo: the library's story, told with numbers that it checks. See --help.
 
-#include "files.h"
 #include "options.h"
-#include "printable.h"
 #include "report.h"
 #include "setup.h"
 #include "stories.h"
-
-#include <c10/util/Exception.h>
+#include "support/files.h"
+#include "support/program.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
-#include <cstdio>
-#include <exception>
-#include <new>
 #include <stdexcept>
 
 namespace {
@@ -24,14 +18,8 @@ namespace {
 constexpr size_t kLeastText = 2048;  // below, a tenth is too few bytes to measure a loss on
 constexpr size_t kMostText = size_t{4} << 20;  // keeps a run short; more is cut
 
-// What went wrong, as one line without a back-trace.
-int fail(std::string_view message, int code) {
-  std::fputs(fmt::format("attn_demo: {}\n", demo::printable(message)).c_str(), stderr);
-  return code;
-}
-
 std::string read_text(const demo::Options& options) {
-  const auto text = demo::read_file(options.text, kMostText);
+  const auto text = apps::read_file(options.text, kMostText);
   // A window of seq_len + 1 bytes fits into a training part of nine hundredths.
   const auto least =
       std::max(kLeastText, static_cast<size_t>(options.sizes().seq_len + 2) * 100 / 9 + 1);
@@ -51,11 +39,11 @@ int run(const demo::Options& options) {
   const auto begin = std::chrono::steady_clock::now();
   const auto text = options.text.empty() ? std::string() : read_text(options);
   for (const auto& path : {options.svg, options.json}) {
-    if (!path.empty()) demo::check_writable(path);
+    if (!path.empty()) apps::check_writable(path);
   }
   const auto setup = demo::make_setup(options);
 
-  const demo::Console console;
+  const apps::Console console;
   demo::Report report(console);
   report.keep("attn", demo::attn_version());
   report.keep("libtorch", demo::torch_version());
@@ -76,25 +64,16 @@ int run(const demo::Options& options) {
 
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const bool ok = report.finish(seconds.count());
-  if (!options.svg.empty()) demo::write_file(options.svg, svg);
-  if (!options.json.empty()) demo::write_file(options.json, report.json());
+  if (!options.svg.empty()) apps::write_file(options.svg, svg);
+  if (!options.json.empty()) apps::write_file(options.json, report.json());
   return ok ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_DFL);  // `attn_demo | head` ends silently, whatever the parent ignores
-  try {
+  return apps::run_program("attn_demo", [&] {
     const auto options = demo::parse_options(argc, argv, demo::versions());
     return options ? run(*options) : 0;
-  } catch (const demo::UsageError& error) {
-    return fail(error.what(), 2);
-  } catch (const c10::Error& error) {
-    return fail(error.what_without_backtrace(), 1);
-  } catch (const std::bad_alloc&) {
-    return fail("out of memory", 1);
-  } catch (const std::exception& error) {
-    return fail(error.what(), 1);
-  }
+  });
 }

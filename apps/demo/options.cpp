@@ -1,57 +1,19 @@
 #include "options.h"
 
-#include <CLI/CLI.hpp>
+#include "support/command_line.h"
+#include "support/program.h"
+
 #include <fmt/format.h>
 
-#include <cctype>
-#include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <system_error>
-#include <vector>
 
 namespace demo {
 namespace {
 
 // Weights of one forward with their gradients stay below 0.5 GiB.
 constexpr int64_t kMostWeights = int64_t{1} << 26;
-
-// "--threads -1" as "--threads=-1": on its own, CLI11 takes "-1" for an option, and says so.
-std::vector<std::string> join_negative_values(int argc, char** argv) {
-  std::vector<std::string> arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const bool negative = argument.size() > 1 && argument[0] == '-' &&
-                          std::isdigit(static_cast<unsigned char>(argument[1])) != 0;
-    const bool named = !arguments.empty() && arguments.back().starts_with("--") &&
-                       arguments.back().find('=') == std::string::npos;
-    if (negative && named) {
-      arguments.back() += "=" + argument;
-    } else {
-      arguments.push_back(argument);
-    }
-  }
-  return {arguments.rbegin(), arguments.rend()};  // CLI11 takes them last first
-}
-
-CLI::Validator whole_number(int64_t least, int64_t most) {
-  const auto check = [least, most](const std::string& text) {
-    int64_t value = 0;
-    const auto* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error == std::errc() && stop == end && value >= least && value <= most)
-      return std::string();
-    const auto range = most == INT64_MAX ? fmt::format("from {} on", least)
-                                         : fmt::format("from {} to {}", least, most);
-    return fmt::format("must be a whole number {}, got {}", range, text);
-  };
-  return {check, ""};
-}
-
-std::string check_path(const std::string& path) {
-  return path.empty() ? "must name a file, got an empty name" : "";
-}
 
 std::string check_device(const std::string& name) {
   const auto index = name.starts_with("cuda:") ? name.substr(5) : "";
@@ -65,15 +27,15 @@ std::string check_device(const std::string& name) {
 void check(const Options& options) {
   const auto sizes = options.sizes();
   if (sizes.d_model % 2 != 0) {
-    throw UsageError(fmt::format("--d-model must be even, got {}", sizes.d_model));
+    throw apps::UsageError(fmt::format("--d-model must be even, got {}", sizes.d_model));
   }
   if (sizes.d_model % sizes.n_heads != 0) {
-    throw UsageError(fmt::format("--d-model must be a multiple of --n-heads ({}), got {}",
-                                 sizes.n_heads, sizes.d_model));
+    throw apps::UsageError(fmt::format("--d-model must be a multiple of --n-heads ({}), got {}",
+                                       sizes.n_heads, sizes.d_model));
   }
   const auto weights = sizes.batch_size * sizes.n_heads * sizes.seq_len * sizes.seq_len;
   if (weights > kMostWeights) {
-    throw UsageError(
+    throw apps::UsageError(
         fmt::format("--n-heads times the square of --seq-len must be at most {}, got {}",
                     kMostWeights / sizes.batch_size, weights / sizes.batch_size));
   }
@@ -82,7 +44,8 @@ void check(const Options& options) {
     std::error_code ignored;
     if (path.empty() || other.empty()) return;
     if (path == other || std::filesystem::equivalent(path, other, ignored)) {
-      throw UsageError(fmt::format("{} and {} must be two files, got {}", name, other_name, other));
+      throw apps::UsageError(
+          fmt::format("{} and {} must be two files, got {}", name, other_name, other));
     }
   };
   must_differ("--text", options.text, "--svg", options.svg);
@@ -126,48 +89,35 @@ std::optional<Options> parse_options(int argc, char** argv, const std::string& v
       ->check(CLI::Validator(check_device, ""))
       ->type_name("NAME");
   app.add_option("--seed", options.seed, "Seed of every draw (0 for SelfAttention, 42 after it)")
-      ->check(whole_number(0, INT64_MAX))
+      ->check(apps::whole_number(0, INT64_MAX))
       ->type_name("N");
   app.add_option("--threads", options.threads,
                  "Threads of LibTorch (1: the models are too small to gain from more)")
-      ->check(whole_number(1, 1024))
+      ->check(apps::whole_number(1, 1024))
       ->type_name("N");
   app.add_option("--d-model", options.d_model, "Width of the language model (32; 64 with --text)")
-      ->check(whole_number(2, 1024))
+      ->check(apps::whole_number(2, 1024))
       ->type_name("N");
   app.add_option("--n-heads", options.n_heads, "Heads of the language model (4)")
-      ->check(whole_number(1, 512))
+      ->check(apps::whole_number(1, 512))
       ->type_name("N");
   app.add_option("--seq-len", options.seq_len, "Tokens it sees at once (12; 32 with --text)")
-      ->check(whole_number(1, 512))
+      ->check(apps::whole_number(1, 512))
       ->type_name("N");
   app.add_option("--epochs", options.epochs, "Epochs of 120 steps (3; 5 with --text)")
-      ->check(whole_number(1, 1000))
+      ->check(apps::whole_number(1, 1000))
       ->type_name("N");
   app.add_option("--text", options.text, "Instead, learn this file byte by byte, and continue it")
-      ->check(CLI::Validator(check_path, ""))
+      ->check(apps::file_name())
       ->type_name("FILE");
   app.add_option("--svg", options.svg, "Write the attention weights of the trained model as SVG")
-      ->check(CLI::Validator(check_path, ""))
+      ->check(apps::file_name())
       ->type_name("FILE");
   app.add_option("--json", options.json, "Write every printed number and check as JSON")
-      ->check(CLI::Validator(check_path, ""))
+      ->check(apps::file_name())
       ->type_name("FILE");
 
-  try {
-    app.parse(join_negative_values(argc, argv));
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return std::nullopt;
-  } catch (const CLI::CallForVersion&) {
-    std::puts(version.c_str());
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    // CLI11 writes "--name: " before what a validator says.
-    std::string message = error.what();
-    if (const auto at = message.find(": must "); at != std::string::npos) message.erase(at, 1);
-    throw UsageError(message);
-  }
+  if (!apps::parse_command_line(app, argc, argv, version)) return std::nullopt;
   check(options);
   return options;
 }

@@ -2,15 +2,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 namespace demo {
-
-/// The command line makes no sense: exit code 2.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 /// A TinyAttentionLM and how it is trained.
 struct LanguageModelSizes {
@@ -48,7 +42,7 @@ struct Options {
 };
 
 /// Reads the command line; empty when --help or --version was asked for and has been answered.
-/// @throws UsageError
+/// @throws apps::UsageError
 std::optional<Options> parse_options(int argc, char** argv, const std::string& version);
 
 }  // namespace demo

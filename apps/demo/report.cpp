@@ -19,7 +19,7 @@ struct Report::Document {
   Json root = Json::object();
 };
 
-Report::Report(const Console& console)
+Report::Report(const apps::Console& console)
     : console_(console), document_(std::make_unique<Document>()) {}
 
 Report::~Report() = default;
@@ -28,7 +28,7 @@ void Report::chapter(std::string_view key, std::string_view title) {
   chapter_ = key;
   document_->root[chapter_] = Json::object();
   console_.print(fmt::format(
-      "\n{}\n\n", console_.styled(fmt::format("{}. {}", ++chapters_, title), Style::bold)));
+      "\n{}\n\n", console_.styled(fmt::format("{}. {}", ++chapters_, title), apps::Style::bold)));
 }
 
 void Report::line(std::string_view text) {
@@ -38,7 +38,7 @@ void Report::line(std::string_view text) {
 }
 
 void Report::note(std::string_view text) {
-  console_.print(fmt::format("  {}\n", console_.styled(text, Style::dim)));
+  console_.print(fmt::format("  {}\n", console_.styled(text, apps::Style::dim)));
 }
 
 void Report::block(std::string_view text) {
@@ -57,21 +57,23 @@ void Report::shape(std::string_view key, std::string_view name, std::string_view
   auto text =
       fmt::format("{:<10}{:<16}{:<16}", name, letters, fmt::format("({})", fmt::join(sizes, ", ")));
   if (remark.empty()) text.erase(text.find_last_not_of(' ') + 1);
-  line(text + console_.styled(remark, Style::dim));
+  line(text + console_.styled(remark, apps::Style::dim));
 }
 
 void Report::value(std::string_view key, std::string_view name, int64_t value,
                    std::string_view remark) {
   keep(key, value);
-  line(fmt::format("{:<{}}{}{}", name, kNameWidth, with_commas(value),
-                   remark.empty() ? "" : console_.styled(fmt::format("  {}", remark), Style::dim)));
+  line(fmt::format(
+      "{:<{}}{}{}", name, kNameWidth, with_commas(value),
+      remark.empty() ? "" : console_.styled(fmt::format("  {}", remark), apps::Style::dim)));
 }
 
 void Report::value(std::string_view key, std::string_view name, double value,
                    std::string_view remark) {
   keep(key, value);
-  line(fmt::format("{:<{}}{}{}", name, kNameWidth, readable(value),
-                   remark.empty() ? "" : console_.styled(fmt::format("  {}", remark), Style::dim)));
+  line(fmt::format(
+      "{:<{}}{}{}", name, kNameWidth, readable(value),
+      remark.empty() ? "" : console_.styled(fmt::format("  {}", remark), apps::Style::dim)));
 }
 
 void Report::series(std::string_view key, std::string_view name,
@@ -92,9 +94,10 @@ void Report::check(std::string_view statement, bool holds) {
   if (!holds) failed_.emplace_back(statement);
   document_->root["checks"].push_back(
       {{"chapter", chapter_}, {"check", statement}, {"holds", holds}});
-  line(fmt::format("{} {}",
-                   console_.styled(holds ? "[ok]" : "[FAILED]", holds ? Style::good : Style::bad),
-                   statement));
+  line(fmt::format(
+      "{} {}",
+      console_.styled(holds ? "[ok]" : "[FAILED]", holds ? apps::Style::good : apps::Style::bad),
+      statement));
 }
 
 void Report::check_if(bool applies, std::string_view condition, std::string_view statement,
@@ -113,12 +116,12 @@ bool Report::finish(double seconds) {
   keep("ok", ok);
   if (ok) {
     console_.print(fmt::format("\n{} checks hold, {:.1f} s.\n{}\n", checks_, seconds,
-                               console_.styled("Demo OK.", Style::good)));
+                               console_.styled("Demo OK.", apps::Style::good)));
   } else {
     console_.print(fmt::format(
         "\n{}\n", console_.styled(fmt::format("Demo FAILED: {} of {} checks do not hold: {}.",
                                               failed_.size(), checks_, fmt::join(failed_, "; ")),
-                                  Style::bad)));
+                                  apps::Style::bad)));
   }
   return ok;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "console.h"
+#include "support/console.h"
 
 #include <cstdint>
 #include <memory>
@@ -19,12 +19,12 @@ using Value =
 /// line.
 class Report {
  public:
-  explicit Report(const Console& console);
+  explicit Report(const apps::Console& console);
   ~Report();
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
 
-  const Console& console() const { return console_; }
+  const apps::Console& console() const { return console_; }
 
   /// Starts a numbered chapter; what follows is kept under `key`.
   void chapter(std::string_view key, std::string_view title);
@@ -58,7 +58,7 @@ class Report {
   std::string json() const;
 
  private:
-  const Console& console_;
+  const apps::Console& console_;
   struct Document;
   std::unique_ptr<Document> document_;
   std::string chapter_;

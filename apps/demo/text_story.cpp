@@ -1,7 +1,7 @@
 #include "byte_corpus.h"
 #include "byte_windows.h"
-#include "printable.h"
 #include "stories.h"
+#include "support/printable.h"
 #include "training.h"
 
 #include <attn/heatmap.h>
@@ -110,7 +110,7 @@ std::string continue_text(attn::TinyAttentionLM& model, const Setup& setup, uint
 }
 
 void show_text(Report& report, std::string_view bytes, size_t most_lines) {
-  auto lines = printable_lines(bytes, std::min<size_t>(report.console().columns(), 80) - 6);
+  auto lines = apps::printable_lines(bytes, std::min<size_t>(report.console().columns(), 80) - 6);
   if (lines.size() > most_lines) lines.resize(most_lines);
   for (const auto& line : lines) report.line(line.empty() ? "|" : "| " + line);
 }
@@ -120,9 +120,9 @@ std::string heatmap(attn::TinyAttentionLM& model, const Setup& setup, const std:
   const auto weights =
       std::get<1>(model->forward_with_weights(ids_of(prompt, setup)))[0];  // [H, T, T]
   std::vector<std::string> labels;
-  for (size_t i = 0; i < prompt.size(); ++i) labels.push_back(printable(prompt.substr(i, 1)));
+  for (size_t i = 0; i < prompt.size(); ++i) labels.push_back(apps::printable(prompt.substr(i, 1)));
   return attn::svg_heatmap(weights.narrow(0, 0, std::min<int64_t>(16, weights.size(0))),
-                           {.title = "TinyAttentionLM: " + printable(prompt),
+                           {.title = "TinyAttentionLM: " + apps::printable(prompt),
                             .query_labels = labels,
                             .key_labels = labels});
 }
@@ -135,7 +135,7 @@ std::string tell_text(Report& report, const Setup& setup, const Options& options
   const auto seed = options.language_model_seed();
   const ByteCorpus corpus(bytes);
 
-  report.chapter("text", fmt::format("The text: {}", printable(options.text)));
+  report.chapter("text", fmt::format("The text: {}", apps::printable(options.text)));
   report.value("bytes", "bytes", static_cast<int64_t>(bytes.size()));
   report.value("held_out_bytes", "held out", static_cast<int64_t>(corpus.held_out_size()),
                "every tenth of 100 equal parts");
@@ -165,7 +165,7 @@ std::string tell_text(Report& report, const Setup& setup, const Options& options
     report.keep(fmt::format("{}_training", key), loss.training);
     report.keep(fmt::format("{}_held_out", key), loss.held_out);
     report.line(fmt::format("{:<18}{:>8.4f}{:>12.4f}  {}", name, loss.training, loss.held_out,
-                            bar(loss.held_out, uniform, 30)));
+                            apps::bar(loss.held_out, uniform, 30)));
   };
   const auto unigram = corpus.unigram();
   report.line(fmt::format("{:<18}{:>8}{:>12}", "", "training", "held out"));
@@ -181,8 +181,8 @@ std::string tell_text(Report& report, const Setup& setup, const Options& options
   report.chapter("continuation", "Held-out bytes, and how the model goes on (temperature 0.8)");
   const auto prompt = choose_prompt(corpus, sizes.seq_len);
   const auto continuation = continue_text(model, setup, seed, prompt, 400, 0.8);
-  report.keep("prompt", printable(prompt));
-  report.keep("text", printable(continuation));
+  report.keep("prompt", apps::printable(prompt));
+  report.keep("text", apps::printable(continuation));
   show_text(report, prompt, 3);
   report.line();
   show_text(report, continuation, 8);

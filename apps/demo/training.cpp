@@ -23,7 +23,7 @@ at::Tensor losses_of(attn::TinyAttentionLM& model, const Batch& batch) {
 }
 
 struct Training::State {
-  const Console& console;
+  const apps::Console& console;
   attn::TinyAttentionLM model;
   LanguageModelSizes sizes;
   double learning_rate;
@@ -53,7 +53,7 @@ struct Training::State {
   }
 };
 
-Training::Training(const Console& console, const attn::TinyAttentionLM& model,
+Training::Training(const apps::Console& console, const attn::TinyAttentionLM& model,
                    const LanguageModelSizes& sizes, double learning_rate, Schedule schedule)
     : state_(new State{console, model, sizes, learning_rate, schedule,
                        torch::optim::Adam(model->parameters(), learning_rate)}) {}
@@ -65,7 +65,7 @@ double Training::epoch(const std::function<Batch()>& next_batch,
   auto& state = *state_;
   const auto total = state.sizes.steps_per_epoch;
   const auto label = fmt::format("epoch {}/{}", state.steps / total + 1, state.sizes.epochs);
-  ProgressBar progress(state.console);
+  apps::ProgressBar progress(state.console);
   double sum = 0.0;
   for (int64_t i = 0; i < total; ++i) {
     const double loss = state.step(next_batch());

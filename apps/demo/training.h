@@ -1,7 +1,7 @@
 #pragma once
 
-#include "console.h"
 #include "options.h"
+#include "support/console.h"
 
 #include <attn/models/tiny_attention_lm.h>
 
@@ -26,7 +26,7 @@ enum class Schedule { constant, cosine };
 /// Adam on a TinyAttentionLM, with a progress bar.
 class Training {
  public:
-  Training(const Console& console, const attn::TinyAttentionLM& model,
+  Training(const apps::Console& console, const attn::TinyAttentionLM& model,
            const LanguageModelSizes& sizes, double learning_rate, Schedule schedule);
   ~Training();
   Training(const Training&) = delete;

@@ -1,4 +1,4 @@
-#include "console.h"
+#include "support/console.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-namespace demo {
+namespace apps {
 namespace {
 
 std::string environment(const char* name) {
@@ -82,8 +82,7 @@ void ProgressBar::update(std::string_view label, int64_t done, int64_t total,
   if (!console_.terminal() || (visible_ && now - last_ < kInterval)) return;
   last_ = now;
 
-  const auto whole = std::to_string(total);
-  const auto counts = fmt::format("{:>{}}/{}", done, whole.size(), whole);
+  const auto counts = fmt::format("{}/{}", done, total);
   // A line as wide as the terminal would wrap, and the next redraw would leave it behind.
   const size_t words = label.size() + counts.size() + note.size() + 10;
   const size_t width =
@@ -145,4 +144,4 @@ std::string bar(double value, double greatest, size_t width) {
   return out;
 }
 
-}  // namespace demo
+}  // namespace apps

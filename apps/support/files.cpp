@@ -1,6 +1,6 @@
-#include "files.h"
+#include "support/files.h"
 
-#include "printable.h"
+#include "support/printable.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace demo {
+namespace apps {
 namespace {
 
 [[noreturn]] void fail(std::string_view verb, const std::string& path, int error) {
@@ -120,4 +120,4 @@ void write_file(const std::string& path, std::string_view text) {
   }
 }
 
-}  // namespace demo
+}  // namespace apps

@@ -1,10 +1,10 @@
-#include "printable.h"
+#include "support/printable.h"
 
 #include <fmt/format.h>
 
 #include <cstdint>
 
-namespace demo {
+namespace apps {
 namespace {
 
 // Length of the well-formed UTF-8 sequence that `bytes` starts with (Unicode 15, table 3-7); 0 if
@@ -102,4 +102,4 @@ std::vector<std::string> printable_lines(std::string_view bytes, size_t width) {
   return lines;
 }
 
-}  // namespace demo
+}  // namespace apps

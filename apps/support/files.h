@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace demo {
+namespace apps {
 
 /// The first `limit` bytes of a file or pipe.
 /// @throws std::runtime_error, one line that names the path and what is wrong with it.
@@ -19,4 +19,4 @@ void check_writable(const std::string& path);
 /// @throws std::runtime_error, one line that names the path and what is wrong with it.
 void write_file(const std::string& path, std::string_view text);
 
-}  // namespace demo
+}  // namespace apps

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace demo {
+namespace apps {
 
 enum class Style { bold, dim, good, bad };
 
@@ -60,4 +60,4 @@ std::string side_by_side(const std::vector<std::string>& blocks, size_t columns)
 /// `value` of `greatest` as a bar of at most `width` cells.
 std::string bar(double value, double greatest, size_t width);
 
-}  // namespace demo
+}  // namespace apps
