@@ -98,9 +98,10 @@ Tensor sdpa_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   const bool grouped = q.size(1) != k.size(1);
   const double scale = score_scale(q, options);
 
-  // LibTorch's is_causal is aligned at the first token, so it serves T == S only; and it excludes a
-  // mask.
-  const bool is_causal = options.causal() && T == S && !options.key_padding_mask().defined();
+  // LibTorch's is_causal is aligned at the first token, so it serves T == S only; it excludes a
+  // mask; and its -inf is multiplied by the scale afterwards, so it serves positive ones only.
+  const bool is_causal =
+      options.causal() && T == S && scale > 0.0 && !options.key_padding_mask().defined();
   const auto mask = build_mask(T, S, options.key_padding_mask(), options.causal() && !is_causal, q);
   std::optional<Tensor> seen;
   if (mask.blocked.defined()) seen = ~mask.blocked;

@@ -73,8 +73,9 @@ ATTN_API Tensor merge_heads(const Tensor& x);
 /// and zero gradients, never NaN. Any strides.
 ///
 /// NaN and infinities: with the fused CPU kernels, what a query may not see does not reach it. The
-/// math and CUDA follow PyTorch: masked scores are replaced, so a masked *key* changes nothing, but
-/// a masked *value* still meets its zero weight, and 0 · NaN is NaN.
+/// math follows PyTorch: masked scores are replaced, so a masked *key* changes nothing, but a
+/// masked *value* still meets its zero weight, and 0 · NaN is NaN. On CUDA it is as LibTorch's
+/// kernel has it.
 ///
 /// Dropout of the fused CPU kernels: one draw of the generator, then Philox4x32-10 (Salmon et al.
 /// 2011) by position: a seed drops the same weights on every thread count and instruction set. They
