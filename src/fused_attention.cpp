@@ -80,7 +80,9 @@ kernels::Heads<Element> mutable_heads(const Tensor& x) {
 template <typename Pointer>
 auto packed_heads(const Tensor& x, Pointer* start, int64_t n_head, int64_t part, int64_t parts) {
   const int64_t C = x.size(2) / parts;
-  return kernels::Heads<Pointer>{start + part * C, {x.stride(0), C / n_head, x.stride(1)}};
+  auto* const first =
+      start == nullptr ? nullptr : start + part * C;  // an empty batch has no memory
+  return kernels::Heads<Pointer>{first, {x.stride(0), C / n_head, x.stride(1)}};
 }
 
 Tensor rows_contiguous(const Tensor& x) {
