@@ -231,9 +231,14 @@ bool is_plain_cpu(const Tensor& x) {
                                            c10::DispatchKey::AutogradCPU,
                                            c10::DispatchKey::AutocastCPU});
   const auto local = c10::impl::tls_local_dispatch_key_set();
-  return (x.key_set() - kOrdinary).empty() &&
-         (local.included_ - c10::default_included_set).empty() &&
-         !local.excluded_.has(c10::DispatchKey::AutogradCPU) &&
+  // By bits: DispatchKeySet's own difference keeps the left side's backend.
+  const auto beyond = [](c10::DispatchKeySet keys, c10::DispatchKeySet ordinary) {
+    return keys.raw_repr() & ~ordinary.raw_repr();
+  };
+  return beyond(x.key_set(), kOrdinary) == 0 &&
+         beyond(local.included_, c10::default_included_set) == 0 &&
+         // Below autograd a graph must not be recorded; in InferenceMode none would be.
+         (!local.excluded_.has(c10::DispatchKey::AutogradCPU) || !at::GradMode::is_enabled()) &&
          !at::autocast::is_autocast_enabled(at::kCPU) && !x._fw_grad(/*level=*/0).defined();
 }
 

@@ -283,5 +283,20 @@ TEST_F(FusedAttention, ReallyUsesTwoThreads) {
   FAIL() << "only one thread works";
 }
 
+// The dispatcher costs more than a small call's arithmetic; the graph's node tells who recorded it.
+TEST_F(FusedAttention, PlainTensorsSkipTheDispatcher) {
+  const auto qkv = torch::randn({1, 4, 24}).requires_grad_();
+  const auto q = torch::randn({1, 2, 4, 8}).requires_grad_();
+  const auto node = [](const Tensor& y) { return y.grad_fn()->name(); };
+  EXPECT_NE(node(packed_self_attention(qkv, 2)).find("Direct"), std::string::npos)
+      << node(packed_self_attention(qkv, 2));
+  EXPECT_NE(node(attention(q, q, q)).find("Direct"), std::string::npos);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto cast = packed_self_attention(qkv, 2);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
+}
+
 }  // namespace
 }  // namespace attn::testing
