@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
 #include <mutex>
 
 namespace attn::functional {
@@ -240,6 +241,54 @@ bool is_plain_cpu(const Tensor& x) {
          // Below autograd a graph must not be recorded; in InferenceMode none would be.
          (!local.excluded_.has(c10::DispatchKey::AutogradCPU) || !at::GradMode::is_enabled()) &&
          !at::autocast::is_autocast_enabled(at::kCPU) && !x._fw_grad(/*level=*/0).defined();
+}
+
+Tensor small_module(const Tensor& x, const ModuleWeights& weights, int64_t n_head,
+                    const AttentionOptions& options) {
+  if (options.implementation() == Implementation::math || options.dropout_p() > 0.0) return {};
+  const int64_t B = x.size(0), T = x.size(1), C = x.size(2);
+  const auto plain = [](const Tensor& tensor) {
+    return tensor.scalar_type() == at::kFloat && is_plain_cpu(tensor) &&
+           !(at::GradMode::is_enabled() && tensor.requires_grad());
+  };
+  const auto fits = [&](const Tensor& weight, const Tensor& bias, int64_t outputs) {
+    if (!plain(weight) || weight.dim() != 2 || weight.size(0) != outputs || weight.size(1) != C ||
+        weight.stride(1) != 1) {
+      return false;
+    }
+    return !bias.defined() ||
+           (plain(bias) && bias.dim() == 1 && bias.size(0) == outputs && bias.stride(0) == 1);
+  };
+  const auto& mask = options.key_padding_mask();
+  if (!plain(x) || !fits(weights.qkv_weight, weights.qkv_bias, 3 * C) ||
+      !fits(weights.proj_weight, weights.proj_bias, C)) {
+    return {};
+  }
+  if (mask.defined() && !(mask.scalar_type() == at::kBool && is_plain_cpu(mask) &&
+                          mask.dim() == 2 && mask.size(0) == B && mask.size(1) == T)) {
+    return {};  // the ordinary path says what is wrong with it
+  }
+  const int64_t D = C / n_head;
+  const FusedCall call{options.causal(), 0.0,
+                       options.scale().value_or(1.0 / std::sqrt(static_cast<double>(D))), mask,
+                       std::nullopt};
+  const auto padding = padding_rows(call);
+  kernels::ModuleArguments a;
+  a.problem = problem(B, n_head, n_head, T, T, D, call, padding, Tensor());
+  const auto threads = parallel();
+  if (!kernels::module_forward_pays(a.problem, threads.threads)) return {};
+  const auto rows = x.is_contiguous() ? x : x.contiguous();
+  const auto out = at::empty({B, T, C}, x.options());
+  const auto projection = [](const Tensor& weight, const Tensor& bias) {
+    return kernels::Projection{data<float>(weight), weight.stride(0),
+                               bias.defined() ? data<float>(bias) : nullptr};
+  };
+  a.x = data<float>(rows);
+  a.out = mutable_data<float>(out);
+  a.qkv = projection(weights.qkv_weight, weights.qkv_bias);
+  a.proj = projection(weights.proj_weight, weights.proj_bias);
+  kernels::module_forward(a, threads, allocator());
+  return out;
 }
 
 }  // namespace attn::functional

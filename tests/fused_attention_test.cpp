@@ -298,5 +298,48 @@ TEST_F(FusedAttention, PlainTensorsSkipTheDispatcher) {
   EXPECT_EQ(cast.scalar_type(), at::kBFloat16);
 }
 
+// In inference a small module is one call; with gradients the same module takes three steps.
+TEST_F(FusedAttention, SmallModulesInInferenceEqualTheStepsOfTraining) {
+  for (const auto& [B, T, C, H] : std::vector<std::array<int64_t, 4>>{
+           {1, 4, 8, 2}, {2, 5, 16, 4}, {16, 12, 32, 4}, {8, 64, 128, 8}, {1, 1, 6, 3}}) {
+    SCOPED_TRACE(::testing::Message() << B << "," << T << "," << C << "," << H);
+    MultiHeadSelfAttention module(C, H, T);
+    const auto wide = torch::randn({B, C, 2 * T});
+    const auto mask = torch::rand({B, T}).lt(0.3);
+    for (const auto& x : {torch::randn({B, T, C}), wide.slice(2, 0, 2 * T, 2).transpose(1, 2)}) {
+      for (const auto& padding : {Tensor(), mask, mask.t().contiguous().t()}) {
+        const auto expected = module(x, padding);
+        EXPECT_TRUE(expected.requires_grad());
+        const c10::InferenceMode inference;
+        EXPECT_TRUE(all_close(module(x, padding), expected.detach()));
+        EXPECT_TRUE(
+            all_close(std::get<0>(module->forward_with_weights(x, padding)), expected.detach()));
+      }
+    }
+  }
+}
+
+TEST_F(FusedAttention, SmallModulesKeepTheirRulesInInference) {
+  MultiHeadSelfAttention module(MultiHeadSelfAttentionOptions(8, 2, 4).attn_dropout(0.5));
+  const auto x = torch::randn({2, 4, 8});
+  const c10::NoGradGuard no_grad;
+  EXPECT_FALSE(torch::equal(module(x), module(x)));  // training: dropout stays on
+  module->eval();
+  EXPECT_TRUE(torch::equal(module(x), module(x)));
+  EXPECT_THROW(module(x, torch::zeros({2, 3}, torch::kBool)), c10::ValueError);
+  EXPECT_THROW(module(torch::randn({2, 5, 8})), c10::ValueError);
+  EXPECT_EQ(module(torch::empty({0, 4, 8})).sizes(), (std::vector<int64_t>{0, 4, 8}));
+  EXPECT_EQ(module(torch::empty({2, 0, 8})).sizes(), (std::vector<int64_t>{2, 0, 8}));
+  {
+    const auto autocast = at::autocast::is_autocast_enabled(at::kCPU);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    EXPECT_EQ(module(x).scalar_type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, autocast);
+    at::autocast::clear_cache();
+  }
+  module->to(torch::kFloat64);
+  EXPECT_EQ(module(x.to(torch::kFloat64)).scalar_type(), at::kDouble);
+}
+
 }  // namespace
 }  // namespace attn::testing

@@ -73,9 +73,31 @@ struct Allocator {
   void (*release)(void* pointer) = nullptr;
 };
 
+/// y = x · weightᵀ + bias: weight [out, in] with contiguous rows.
+struct Projection {
+  const float* weight = nullptr;
+  int64_t row = 0;              ///< stride of the weight, in elements
+  const float* bias = nullptr;  ///< [out], or none
+};
+
+/// A whole self-attention module: x [B, T, C] -> attention of its packed projection -> projection
+/// -> out [B, T, C], both contiguous. S = T, Hkv = H, no dropout.
+struct ModuleArguments {
+  Problem problem;
+  const float* x = nullptr;
+  float* out = nullptr;
+  Projection qkv;   ///< [3C, C]
+  Projection proj;  ///< [C, C]
+};
+
 template <typename T>
 void attention_forward(const ForwardArguments<T>& arguments, const Parallel& parallel,
                        const Allocator& allocator);
+
+/// Whether `module_forward` is measured faster than its three parts one by one.
+bool module_forward_pays(const Problem& problem, int threads);
+void module_forward(const ModuleArguments& arguments, const Parallel& parallel,
+                    const Allocator& allocator);
 
 template <typename T>
 void attention_backward(const BackwardArguments<T>& arguments, const Parallel& parallel,

@@ -386,10 +386,6 @@ class Worker {
     if (r < rows) tile(std::integral_constant<int, 1>(), r);
   }
 
-  HWY_ATTR void WriteRow(const float* HWY_RESTRICT from, float factor, T* HWY_RESTRICT to) const {
-    for (size_t x = 0; x < depth_; ++x) FromFloat(from[x] * factor, to[x]);
-  }
-
   HWY_ATTR void WriteQueries(int64_t b, int64_t h, int part) {
     if (plan_.parts > 1) {
       float* to =
@@ -400,7 +396,7 @@ class Worker {
     }
     const auto& to = plan_.arguments->grad_q;
     for (int64_t t = 0; t < problem_.T; ++t)
-      WriteRow(dq_ + t * width_, problem_.scale, to.at(b, h) + t * to.strides.row);
+      WriteRow(dq_ + t * width_, depth_, problem_.scale, to.at(b, h) + t * to.strides.row);
   }
 
   // Rows of this part's key blocks; the first part also clears the rows of padding.
@@ -424,8 +420,8 @@ class Worker {
       clear_until(row);
       next = row + 1;
       if (!Mine(static_cast<size_t>(i) / kKeys, part)) continue;
-      WriteRow(dk_ + i * width_, problem_.scale, to_k + row * dk.strides.row);
-      WriteRow(dv_ + i * width_, 1.0F, to_v + row * dv.strides.row);
+      WriteRow(dk_ + i * width_, depth_, problem_.scale, to_k + row * dk.strides.row);
+      WriteRow(dv_ + i * width_, depth_, 1.0F, to_v + row * dv.strides.row);
     }
     clear_until(problem_.S);
   }

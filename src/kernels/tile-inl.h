@@ -104,8 +104,30 @@ HWY_INLINE MF Sees(const float* HWY_RESTRICT limits, size_t key) {
   return hn::Gt(hn::Load(d, limits), hn::Set(d, static_cast<float>(key)));
 }
 
-/// rows x width of `source` (row stride in elements), as float, to `to` with rows `stride` apart,
-/// zeros after the width.
+/// The first `count` lanes from memory, zeros in the others; nothing past them is read.
+HWY_INLINE VF LoadFirst(const float* HWY_RESTRICT from, size_t count) {
+  const DF d;
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float lanes[kLanes] = {};
+  std::memcpy(lanes, from, count * sizeof(float));
+  return hn::Load(d, lanes);
+#else
+  return hn::MaskedLoad(hn::FirstN(d, count), d, from);
+#endif
+}
+HWY_INLINE void StoreFirst(VF v, size_t count, float* HWY_RESTRICT to) {
+  const DF d;
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(v, d, lanes);
+  std::memcpy(to, lanes, count * sizeof(float));
+#else
+  hn::BlendedStore(v, hn::FirstN(d, count), d, to);
+#endif
+}
+
+/// A row as float: `width` elements, then zeros up to `stride`. Rows are packed in order: a float
+/// row is stored in whole vectors, whose last may reach into the next.
 template <typename T>
 HWY_INLINE void PackRow(const T* HWY_RESTRICT source, size_t width, float* HWY_RESTRICT to,
                         size_t stride) {
@@ -113,12 +135,27 @@ HWY_INLINE void PackRow(const T* HWY_RESTRICT source, size_t width, float* HWY_R
   for (size_t x = width; x < stride; ++x) to[x] = 0.0F;
 }
 HWY_INLINE void PackRow(const float* HWY_RESTRICT source, size_t width, float* HWY_RESTRICT to,
-                        size_t stride) {
+                        size_t /*stride*/) {
   const DF d;
   size_t x = 0;
   for (; x + kLanes <= width; x += kLanes) hn::StoreU(hn::LoadU(d, source + x), d, to + x);
-  for (; x < width; ++x) to[x] = source[x];
-  for (; x < stride; ++x) to[x] = 0.0F;
+  if (x < width) hn::StoreU(LoadFirst(source + x, width - x), d, to + x);
+}
+
+/// to[x] = from[x] * factor, rounded to T.
+template <typename T>
+HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, size_t width, float factor,
+                         T* HWY_RESTRICT to) {
+  for (size_t x = 0; x < width; ++x) FromFloat(from[x] * factor, to[x]);
+}
+HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, size_t width, float factor,
+                         float* HWY_RESTRICT to) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  size_t x = 0;
+  for (; x + kLanes <= width; x += kLanes)
+    hn::StoreU(hn::Mul(hn::LoadU(d, from + x), f), d, to + x);
+  if (x < width) StoreFirst(hn::Mul(hn::LoadU(d, from + x), f), width - x, to + x);
 }
 
 #if HWY_TARGET != HWY_SCALAR

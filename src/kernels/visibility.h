@@ -43,6 +43,18 @@ class Visibility {
     const int64_t reach = causal_ ? std::clamp<int64_t>(S_ - T_ + t + 1, 0, S_) : S_;
     return padded() ? seen_before_[reach] : static_cast<int32_t>(reach);
   }
+  /// The same for queries t .. t + count - 1.
+  void limits(int64_t t, size_t count, int32_t* to) const {
+    if (padded()) {
+      for (size_t i = 0; i < count; ++i) to[i] = limit(t + static_cast<int64_t>(i));
+      return;
+    }
+    const auto last = static_cast<int32_t>(S_);
+    const auto first = static_cast<int32_t>(causal_ ? S_ - T_ + t + 1 : S_);
+    const int32_t step = causal_ ? 1 : 0;
+    for (int32_t i = 0; i < static_cast<int32_t>(count); ++i)
+      to[i] = std::clamp(first + i * step, 0, last);
+  }
 
  private:
   int64_t T_;

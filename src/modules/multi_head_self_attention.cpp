@@ -1,6 +1,7 @@
 #include "attn/modules/multi_head_self_attention.h"
 
 #include "checks.h"
+#include "fused_attention.h"
 #include "printing.h"
 
 namespace attn {
@@ -49,8 +50,12 @@ functional::AttentionOptions MultiHeadSelfAttentionImpl::attention_options(
 
 Tensor MultiHeadSelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
   check_input(x);
-  const auto y = functional::packed_self_attention(qkv_proj(x), options.n_heads(),
-                                                   attention_options(key_padding_mask));
+  const auto attention = attention_options(key_padding_mask);
+  auto small = functional::small_module(
+      x, {qkv_proj->weight, qkv_proj->bias, out_proj->weight, out_proj->bias}, options.n_heads(),
+      attention);
+  if (small.defined()) return out_dropout(small);
+  const auto y = functional::packed_self_attention(qkv_proj(x), options.n_heads(), attention);
   return out_dropout(out_proj(y));  // [B, T, C]
 }
 

@@ -1,6 +1,7 @@
 #include "attn/modules/self_attention.h"
 
 #include "checks.h"
+#include "fused_attention.h"
 #include "printing.h"
 
 namespace attn {
@@ -34,8 +35,11 @@ functional::AttentionOptions SelfAttentionImpl::attention_options(
 
 Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
   check_sequence(x, "n_embd", options.n_embd());
-  const auto y = functional::packed_self_attention(qkv(x), options.n_head(),
-                                                   attention_options(key_padding_mask));
+  const auto attention = attention_options(key_padding_mask);
+  auto small = functional::small_module(x, {qkv->weight, qkv->bias, proj->weight, proj->bias},
+                                        options.n_head(), attention);
+  if (small.defined()) return small;
+  const auto y = functional::packed_self_attention(qkv(x), options.n_head(), attention);
   return proj(y);  // [B, T, C]
 }
 
