@@ -27,7 +27,7 @@ SHAPES = [(1, 4, 8, 2), (2, 5, 16, 4), (4, 16, 32, 4), (16, 12, 32, 4), (8, 64, 
 INPUTS = 8  # taken in turn
 VOCAB, WIDTH, HEADS, TOKENS, BATCH = 64, 32, 4, 12, 16  # the second seed's demo
 RATE, SEED, BATCHES, CHECKED_STEPS = 5e-3, 42, 32, 20
-PAUSE = 0.002  # seconds before a turn: OpenMP's threads spin for so long after the other side's last work
+PAUSE = 0.010  # seconds before a turn: OpenMP's threads spin for up to so long after the other side's last work
 
 
 # --- the seeds' modules ----------------------------------------------------------------------------------
