@@ -148,15 +148,18 @@ std::tuple<Tensor, Tensor, Tensor> fused_forward(const Tensor& query, const Tens
 std::tuple<Tensor, Tensor, Tensor> fused_backward(const Tensor& grad, const Tensor& query,
                                                   const Tensor& key, const Tensor& value,
                                                   const Tensor& result, const Tensor& logsumexp,
-                                                  const Tensor& seed, const FusedCall& call) {
+                                                  const Tensor& seed, const FusedCall& call,
+                                                  const std::array<bool, 3>& wanted) {
   const auto q = rows_contiguous(query), k = rows_contiguous(key), v = rows_contiguous(value),
              padding = padding_rows(call);
   const auto out = rows_contiguous(result), grad_out = rows_contiguous(grad);
-  const auto grad_of = [](const Tensor& x) {  // as [B, rows, H, D] in memory: what a projection's
-                                              // backward reads next
+  // As [B, rows, H, D] in memory: what a projection's backward reads next.
+  const auto grad_of = [](const Tensor& x, bool is_wanted) {
+    if (!is_wanted) return at::empty({0, 0, 0, 0}, x.options());
     return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
   };
-  const auto grad_q = grad_of(q), grad_k = grad_of(k), grad_v = grad_of(v);
+  const auto grad_q = grad_of(q, wanted[0]), grad_k = grad_of(k, wanted[1]),
+             grad_v = grad_of(v, wanted[2]);
   with_element(q, [&](auto element) {
     using Element = decltype(element);
     kernels::BackwardArguments<Element> a;
@@ -165,6 +168,7 @@ std::tuple<Tensor, Tensor, Tensor> fused_backward(const Tensor& grad, const Tens
     a.q = heads<Element>(q), a.k = heads<Element>(k), a.v = heads<Element>(v);
     a.out = heads<Element>(out), a.grad_out = heads<Element>(grad_out);
     a.logsumexp = logsumexp.const_data_ptr<float>();
+    a.wants_q = wanted[0], a.wants_k = wanted[1], a.wants_v = wanted[2];
     a.grad_q = mutable_heads<Element>(grad_q), a.grad_k = mutable_heads<Element>(grad_k),
     a.grad_v = mutable_heads<Element>(grad_v);
     kernels::attention_backward(a, parallel(), allocator());

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -34,11 +35,12 @@ bool is_plain_cpu(const Tensor& x);
 /// dropout [1] int64). The last two are without elements when not wanted.
 std::tuple<Tensor, Tensor, Tensor> fused_forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                                  const FusedCall& call, bool want_logsumexp);
-/// Gradients of q, k and v, in their shapes.
+/// Gradients of q, k and v, in their shapes; without elements where not wanted.
 std::tuple<Tensor, Tensor, Tensor> fused_backward(const Tensor& grad_out, const Tensor& q,
                                                   const Tensor& k, const Tensor& v,
                                                   const Tensor& out, const Tensor& logsumexp,
-                                                  const Tensor& seed, const FusedCall& call);
+                                                  const Tensor& seed, const FusedCall& call,
+                                                  const std::array<bool, 3>& wanted);
 
 /// The same from and to a packed projection: qkv [B, T, 3C] -> (out [B, T, C], ...).
 std::tuple<Tensor, Tensor, Tensor> fused_packed_forward(const Tensor& qkv, int64_t n_head,

@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
 #include <cmath>
 
 namespace attn::functional {
@@ -28,6 +29,7 @@ using torch::autograd::variable_list;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using OptionalGenerator = std::optional<at::Generator>;
 using OptionalTensor = std::optional<Tensor>;
+using Wanted = std::array<bool, 3>;  // the gradients of q, k, v
 
 FusedCall fused_call(bool causal, double dropout_p, double scale, const OptionalTensor& mask,
                      OptionalGenerator generator = {}) {
@@ -46,8 +48,8 @@ struct Direct {
   }
   static Three backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& lse, const Tensor& seed,
-                        const FusedCall& call) {
-    return fused_backward(grad, q, k, v, out, lse, seed, call);
+                        const FusedCall& call, const Wanted& wanted) {
+    return fused_backward(grad, q, k, v, out, lse, seed, call, wanted);
   }
   static Three packed_forward(const Tensor& qkv, int64_t n_head, const FusedCall& call) {
     return fused_packed_forward(qkv, n_head, call, true);
@@ -63,7 +65,7 @@ using ForwardSchema = Three(const Tensor&, const Tensor&, const Tensor&, bool, d
                             const OptionalTensor&, OptionalGenerator);
 using BackwardSchema = Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, const Tensor&, const Tensor&, bool, double, double,
-                             const OptionalTensor&);
+                             const OptionalTensor&, Wanted);
 using PackedForwardSchema = Three(const Tensor&, int64_t, bool, double, double,
                                   const OptionalTensor&, OptionalGenerator);
 using PackedBackwardSchema = Tensor(const Tensor&, const Tensor&, int64_t, const Tensor&,
@@ -83,10 +85,10 @@ struct Dispatched {
   }
   static Three backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& lse, const Tensor& seed,
-                        const FusedCall& call) {
+                        const FusedCall& call, const Wanted& wanted) {
     static const auto op = find<BackwardSchema>("attn::_backward");
     return op.call(grad, q, k, v, out, lse, seed, call.causal, call.dropout_p, call.scale,
-                   optional(call.key_padding_mask));
+                   optional(call.key_padding_mask), wanted);
   }
   static Three packed_forward(const Tensor& qkv, int64_t n_head, const FusedCall& call) {
     static const auto op = find<PackedForwardSchema>("attn::_packed_forward");
@@ -169,9 +171,14 @@ struct Attention : torch::autograd::Function<Attention<Kernels>> {
     if (at::GradMode::is_enabled()) {
       result = math_backward(grads[0], saved[0], saved[1], saved[2], call);
     } else {
+      const Wanted wanted = {context->needs_input_grad(0), context->needs_input_grad(1),
+                             context->needs_input_grad(2)};
       auto [dq, dk, dv] = Kernels::backward(grads[0], saved[0], saved[1], saved[2], saved[3],
-                                            saved[4], saved[5], call);
+                                            saved[4], saved[5], call, wanted);
       result = {dq, dk, dv};
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        if (!wanted[i]) result[i] = Tensor();
+      }
     }
     result.emplace_back();  // of `call`
     return result;
@@ -247,18 +254,21 @@ Three forward_meta(const Tensor& q, const Tensor&, const Tensor&, bool, double d
 
 Three backward_cpu(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                    const Tensor& out, const Tensor& lse, const Tensor& seed, bool causal,
-                   double dropout_p, double scale, const OptionalTensor& mask) {
-  return fused_backward(grad, q, k, v, out, lse, seed, fused_call(causal, dropout_p, scale, mask));
+                   double dropout_p, double scale, const OptionalTensor& mask, Wanted wanted) {
+  return fused_backward(grad, q, k, v, out, lse, seed, fused_call(causal, dropout_p, scale, mask),
+                        wanted);
 }
 
 Three backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&,
-                    const Tensor&, const Tensor&, bool, double, double, const OptionalTensor&) {
-  const auto like = [](const Tensor& x) {
+                    const Tensor&, const Tensor&, bool, double, double, const OptionalTensor&,
+                    Wanted wanted) {
+  const auto like = [](const Tensor& x, bool is_wanted) {
+    if (!is_wanted) return at::empty({0, 0, 0, 0}, x.options());
     return at::empty_symint({x.sym_size(0), x.sym_size(2), x.sym_size(1), x.sym_size(3)},
                             x.options())
         .transpose(1, 2);
   };
-  return {like(q), like(k), like(v)};
+  return {like(q, wanted[0]), like(k, wanted[1]), like(v, wanted[2])};
 }
 
 Three packed_forward_cpu(const Tensor& qkv, int64_t n_head, bool causal, double dropout_p,
@@ -292,14 +302,14 @@ Tensor packed_backward_meta(const Tensor&, const Tensor& qkv, int64_t, const Ten
 // be silently wrong.
 Three backward_autograd(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& lse, const Tensor& seed, bool causal,
-                        double dropout_p, double scale, const OptionalTensor& mask) {
+                        double dropout_p, double scale, const OptionalTensor& mask, Wanted wanted) {
   const auto call = fused_call(causal, dropout_p, scale, mask);
   if (wants_gradient(grad) || wants_gradient(q) || wants_gradient(k) || wants_gradient(v)) {
     const auto result = math_backward(grad, q, k, v, call);
     return {result[0], result[1], result[2]};
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return Dispatched::backward(grad, q, k, v, out, lse, seed, call);
+  return Dispatched::backward(grad, q, k, v, out, lse, seed, call, wanted);
 }
 
 Tensor packed_backward_autograd(const Tensor& grad, const Tensor& qkv, int64_t n_head,
@@ -382,7 +392,7 @@ TORCH_LIBRARY(attn, m) {
   m.def(
       "_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logsumexp, "
       "Tensor seed, bool causal, float dropout_p, "
-      "float scale, Tensor? key_padding_mask) -> (Tensor, Tensor, Tensor)");
+      "float scale, Tensor? key_padding_mask, bool[3] wanted) -> (Tensor, Tensor, Tensor)");
   m.def(
       "_packed_forward(Tensor qkv, int n_head, bool causal, float dropout_p, float scale, Tensor? "
       "key_padding_mask, Generator? generator) "

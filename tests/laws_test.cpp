@@ -210,8 +210,11 @@ TEST_P(Law, WithoutDropoutTrainingEqualsEvalBitForBit) {
     const auto training = run(module, x);
     module.ptr()->eval();
     EXPECT_TRUE(torch::equal(run(module, x), training)) << dtype;
+    // To rounding only: a small self-attention that needs no gradient is one call of its own.
+    const double rounding = dtype == torch::kFloat64 ? 1e-12 : 1e-5;
     const torch::NoGradGuard no_grad;
-    EXPECT_TRUE(torch::equal(run(module, x), training)) << dtype << ", without gradients";
+    EXPECT_TRUE(all_close(run(module, x), training.detach(), {rounding, rounding}))
+        << dtype << ", without gradients";
   }
 }
 

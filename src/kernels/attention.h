@@ -56,7 +56,8 @@ struct BackwardArguments {
   Problem problem;
   Heads<const T> q, k, v, out, grad_out;
   const float* logsumexp = nullptr;  ///< [B, H, T], from the forward pass
-  Heads<T> grad_q, grad_k, grad_v;   ///< each written whole
+  bool wants_q = true, wants_k = true, wants_v = true;
+  Heads<T> grad_q, grad_k, grad_v;  ///< each written whole where wanted, not touched otherwise
 };
 
 /// How a kernel gets its threads: `run(context, n, work, data)` calls work(data, i) for each i in

@@ -40,7 +40,7 @@ struct BackwardPlan {
   const Allocator* allocator;
   Dealer* dealer;
   int parts;          ///< units a key/value head is split into
-  float* partial_dq;  ///< [B, H, parts, T, D] when parts > 1
+  float* partial_dq;  ///< [B, H, parts, T, D] when parts > 1 and dQ is wanted
 };
 
 }  // namespace attn::kernels
@@ -231,15 +231,23 @@ class Worker {
       Weights<decltype(sizes)>(n, n0, q0, j, qt);
     });
     if (dropout()) Drop(n0, n1, q0, rows, vectors);
-    SumAll<kQueries, 1>(dropout() ? dropped_ : p_, g_ + q0 * g_row_, g_row_, {first_, last_},
-                        n1 - n0, rows, dv_ + n0 * width_);
+    const auto& a = *plan_.arguments;
+    if (a.wants_v) {
+      SumAll<kQueries, 1>(dropout() ? dropped_ : p_, g_ + q0 * g_row_, g_row_, {first_, last_},
+                          n1 - n0, rows, dv_ + n0 * width_);
+    }
+    if (!a.wants_q && !a.wants_k) return;
     Pairs(n0, n1, rows, vectors, [&](auto sizes, size_t n, size_t j) HWY_ATTR {
       ScoreGradients<decltype(sizes)>(n, n0, q0, j, gt);
     });
-    SumAll<kQueries, 1>(p_, q_ + q0 * q_row_, q_row_, {first_, last_}, n1 - n0, rows,
-                        dk_ + n0 * width_);
-    SumAll<1, kQueries>(p_, k_ + n0 * k_row_, k_row_, {zeros_, ends_}, rows, n1 - n0,
-                        dq_ + q0 * width_);
+    if (a.wants_k) {
+      SumAll<kQueries, 1>(p_, q_ + q0 * q_row_, q_row_, {first_, last_}, n1 - n0, rows,
+                          dk_ + n0 * width_);
+    }
+    if (a.wants_q) {
+      SumAll<1, kQueries>(p_, k_ + n0 * k_row_, k_row_, {zeros_, ends_}, rows, n1 - n0,
+                          dq_ + q0 * width_);
+    }
   }
 
   template <int kRows_, int kVectors_>
@@ -387,6 +395,7 @@ class Worker {
   }
 
   HWY_ATTR void WriteQueries(int64_t b, int64_t h, int part) {
+    if (!plan_.arguments->wants_q) return;
     if (plan_.parts > 1) {
       float* to =
           plan_.partial_dq + ((b * problem_.H + h) * plan_.parts + part) * problem_.T * problem_.D;
@@ -401,17 +410,18 @@ class Worker {
 
   // Rows of this part's key blocks; the first part also clears the rows of padding.
   HWY_ATTR void WriteKeys(int64_t b, int64_t kv_head, int part, const Visibility& seen) {
-    const auto& dk = plan_.arguments->grad_k;
-    const auto& dv = plan_.arguments->grad_v;
-    T* to_k = dk.at(b, kv_head);
-    T* to_v = dv.at(b, kv_head);
+    const auto& a = *plan_.arguments;
+    if (a.wants_k) WriteKeyRows(dk_, problem_.scale, a.grad_k, b, kv_head, part, seen);
+    if (a.wants_v) WriteKeyRows(dv_, 1.0F, a.grad_v, b, kv_head, part, seen);
+  }
+
+  HWY_ATTR void WriteKeyRows(const float* from, float scale, const Heads<T>& grad, int64_t b,
+                             int64_t kv_head, int part, const Visibility& seen) {
+    T* to = grad.at(b, kv_head);
     int64_t next = 0;  // first row not written or passed over yet
     const auto clear_until = [&](int64_t end) HWY_ATTR {
       for (; part == 0 && next < end; ++next) {
-        for (size_t x = 0; x < depth_; ++x) {
-          FromFloat(0.0F, to_k[next * dk.strides.row + x]);
-          FromFloat(0.0F, to_v[next * dv.strides.row + x]);
-        }
+        for (size_t x = 0; x < depth_; ++x) FromFloat(0.0F, to[next * grad.strides.row + x]);
       }
       next = end;
     };
@@ -420,8 +430,7 @@ class Worker {
       clear_until(row);
       next = row + 1;
       if (!Mine(static_cast<size_t>(i) / kKeys, part)) continue;
-      WriteRow(dk_ + i * width_, depth_, problem_.scale, to_k + row * dk.strides.row);
-      WriteRow(dv_ + i * width_, depth_, 1.0F, to_v + row * dv.strides.row);
+      WriteRow(from + i * width_, depth_, scale, to + row * grad.strides.row);
     }
     clear_until(problem_.S);
   }
@@ -539,12 +548,12 @@ void attention_backward(const BackwardArguments<T>& arguments, const Parallel& p
       parallel.run(workers, work, &plan);
     }
   };
-  if (parts > 1)
+  if (parts > 1 && arguments.wants_q)
     plan.partial_dq =
         static_cast<float*>(allocator.allocate(sizeof(float) * p.B * p.H * parts * p.T * p.D));
   run(key_heads * parts,
       is_float ? HWY_DYNAMIC_DISPATCH(BackwardFloat) : HWY_DYNAMIC_DISPATCH(BackwardBFloat16));
-  if (parts > 1) {
+  if (plan.partial_dq != nullptr) {
     run(p.B * p.H * p.T,
         is_float ? HWY_DYNAMIC_DISPATCH(AddPartsFloat) : HWY_DYNAMIC_DISPATCH(AddPartsBFloat16));
     allocator.release(plan.partial_dq);

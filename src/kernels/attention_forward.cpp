@@ -35,6 +35,9 @@ void ForwardBFloat16(void* data, int index) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "kernels/amx_forward.h"
+#include "kernels/instruction_set.h"
+
 namespace attn::kernels {
 
 HWY_EXPORT(ForwardFloat);
@@ -61,6 +64,10 @@ void attention_forward(const ForwardArguments<T>& arguments, const Parallel& par
   if (p.B * p.H * p.T == 0) return;
   const bool serial = parallel.threads == 1 || estimated_microseconds(p) < kSerialMicroseconds;
   const int workers = serial ? 1 : parallel.threads;
+  if constexpr (sizeof(T) != sizeof(float)) {
+    if (amx_forward_pays(p) && amx_chosen() && amx_forward(arguments, workers, parallel, allocator))
+      return;
+  }
   const int64_t blocks = (p.T + kQueryBlock - 1) / kQueryBlock;
   const bool whole_heads = workers == 1 || blocks == 1 || p.B * p.H >= 2 * workers;
   const int64_t units = p.B * p.H * (whole_heads ? 1 : blocks);

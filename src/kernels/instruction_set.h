@@ -7,8 +7,12 @@
 
 namespace attn::kernels {
 
-/// The one that the next call uses: "AVX3" (AVX-512), "AVX2", "SSE4" and so on, Highway's names.
+/// The one that the next call uses: "AMX" (with AVX-512 beside it), "AVX3" (AVX-512), "AVX2",
+/// "SSE4" and so on, Highway's names.
 const char* instruction_set();
+
+/// Whether that is AMX.
+bool amx_chosen();
 
 /// All that this machine has and the kernels were compiled for, best first.
 std::vector<std::string> instruction_sets();

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -88,7 +89,8 @@ struct Case {
     a.logsumexp = logsumexp.data();
     attention_forward(a, threads(thread_count), kAllocator);
   }
-  void backward(int thread_count = 1) {
+  void backward(int thread_count = 1, bool wants_q = true, bool wants_k = true,
+                bool wants_v = true) {
     const Strides of_q = strides(shape.H, shape.T), of_k = strides(shape.Hkv, shape.S);
     BackwardArguments<float> a;
     a.problem = problem;
@@ -97,6 +99,7 @@ struct Case {
     a.logsumexp = logsumexp.data();
     a.grad_q = {grad_q.data(), of_q}, a.grad_k = {grad_k.data(), of_k},
     a.grad_v = {grad_v.data(), of_k};
+    a.wants_q = wants_q, a.wants_k = wants_k, a.wants_v = wants_v;
     attention_backward(a, threads(thread_count), kAllocator);
   }
 
@@ -184,6 +187,59 @@ struct Naive {
   return ::testing::AssertionSuccess() << what << " within " << worst / largest;
 }
 
+// bfloat16: as a Case whose q, k and v are rounded to bfloat16, so that the float32 one beside it
+// has the same input.
+struct RoundedCase : Case {
+  explicit RoundedCase(const Shape& case_shape) : Case(case_shape) {
+    for (auto* x : {&q, &k, &v}) {
+      for (auto& e : *x) e = to_float(rounded(e));
+    }
+  }
+
+  static BFloat16 rounded(float x) {
+    const auto bits = std::bit_cast<uint32_t>(x);
+    if (std::isnan(x)) return {0x7FC0};
+    return {static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+  }
+  static float to_float(BFloat16 x) {
+    return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+  }
+
+  void forward_bfloat16(int thread_count) {
+    const auto converted = [](const std::vector<float>& x) {
+      std::vector<BFloat16> y;
+      for (const float e : x) y.push_back(rounded(e));
+      return y;
+    };
+    const auto q_ = converted(q), k_ = converted(k), v_ = converted(v);
+    auto out_ = converted(out);
+    ForwardArguments<BFloat16> a;
+    a.problem = problem;
+    a.q = {q_.data(), strides(shape.H, shape.T)};
+    a.k = {k_.data(), strides(shape.Hkv, shape.S)}, a.v = {v_.data(), a.k.strides};
+    a.out = {out_.data(), a.q.strides};
+    a.logsumexp = logsumexp.data();
+    attention_forward(a, threads(thread_count), kAllocator);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(out_[i]);
+  }
+};
+
+// The result is rounded to 8 bits (2^-9), and on AMX so are the weights (2^-9 each at most).
+constexpr double kBFloat16Bound = 1.0 / 128;
+
+void expect_naive_bfloat16(const Shape& shape, int thread_count) {
+  SCOPED_TRACE(::testing::PrintToString(shape) + " threads " + std::to_string(thread_count));
+  RoundedCase c(shape), in_float(shape);
+  in_float.forward();
+  c.forward_bfloat16(thread_count);
+  for (auto& e : c.out) e = e == RoundedCase::to_float(RoundedCase::rounded(99.0F)) ? 99.0F : e;
+  EXPECT_TRUE(near("out", c, c.out, Naive(c).out, kBFloat16Bound));
+  for (size_t i = 0; i < c.logsumexp.size(); ++i) {
+    if (c.logsumexp[i] == in_float.logsumexp[i]) continue;  // -inf
+    EXPECT_NEAR(c.logsumexp[i], in_float.logsumexp[i], 2e-5) << i;
+  }
+}
+
 void expect_naive(const Shape& shape, int thread_count) {
   SCOPED_TRACE(::testing::PrintToString(shape) + " threads " + std::to_string(thread_count));
   Case c(shape);
@@ -249,6 +305,62 @@ TEST_F(AttentionKernel, AlignsUnequalLengthsAtTheEndAndSharesKeyHeads) {
   });
 }
 
+TEST_F(AttentionKernel, EqualsTheNaiveTwinInBFloat16) {
+  with_each_instruction_set([] {
+    for (const int64_t T : {1, 31, 32, 33, 63, 64, 100, 129}) {
+      for (const int64_t D : {7, 16, 33, 64, 80, 100}) {
+        for (const bool causal : {true, false})
+          expect_naive_bfloat16({1, 2, 1, T, T, D, causal}, 2);
+      }
+    }
+    for (const bool causal : {true, false}) {
+      for (const int threads : {1, 2, 3}) {
+        expect_naive_bfloat16({3, 4, 2, 70, 70, 40, causal, true}, threads);   // padding
+        expect_naive_bfloat16({1, 2, 2, 50, 333, 48, causal}, threads);        // S > T
+        expect_naive_bfloat16({1, 3, 1, 160, 90, 64, causal, true}, threads);  // S < T
+        expect_naive_bfloat16({1, 1, 1, 300, 300, 64, causal}, threads);
+      }
+    }
+  });
+}
+
+TEST_F(AttentionKernel, WhatIsMaskedMayBeNaNInBFloat16) {
+  with_each_instruction_set([] {
+    for (const int64_t bad : {0, 5, 40, 99}) {
+      const Shape shape = {1, 1, 1, 100, 100, 16};
+      RoundedCase clean(shape), dirty(shape);
+      for (int64_t d = 0; d < 16; ++d) {
+        dirty.k[bad * dirty.row() + d] = kNaN;
+        dirty.v[bad * dirty.row() + d] = INFINITY;
+      }
+      clean.forward_bfloat16(2), dirty.forward_bfloat16(2);
+      for (int64_t t = 0; t < 100; ++t) {
+        if (t >= bad) {
+          EXPECT_TRUE(std::isnan(dirty.out[t * dirty.row()])) << "row " << t << " sees " << bad;
+        } else {  // to rounding: with a NaN about, another kernel may have computed it
+          EXPECT_NEAR(dirty.out[t * dirty.row()], clean.out[t * clean.row()], 0.02) << t;
+        }
+      }
+    }
+  });
+}
+
+TEST_F(AttentionKernel, SameBitsForAnyNumberOfThreadsInBFloat16) {
+  with_each_instruction_set([] {
+    for (const Shape& shape : {Shape{3, 5, 5, 70, 70, 24}, Shape{1, 1, 1, 700, 700, 16},
+                               Shape{1, 2, 1, 130, 130, 64, false, true}}) {
+      RoundedCase one(shape);
+      one.forward_bfloat16(1);
+      for (const int n : {2, 3, 7}) {
+        RoundedCase many(shape);
+        many.forward_bfloat16(n);
+        EXPECT_EQ(one.out, many.out);
+        EXPECT_EQ(one.logsumexp, many.logsumexp);
+      }
+    }
+  });
+}
+
 TEST_F(AttentionKernel, SameBitsForAnyNumberOfThreads) {
   with_each_instruction_set([] {
     for (const Shape& shape : {Shape{3, 5, 5, 70, 70, 24}, Shape{1, 1, 1, 700, 700, 16},
@@ -266,6 +378,29 @@ TEST_F(AttentionKernel, SameBitsForAnyNumberOfThreads) {
         EXPECT_EQ(many.grad_q, again.grad_q);
         EXPECT_EQ(many.grad_k, again.grad_k);
         EXPECT_EQ(many.grad_v, again.grad_v);
+      }
+    }
+  });
+}
+
+TEST_F(AttentionKernel, ComputesTheWantedGradientsAlone) {
+  with_each_instruction_set([] {
+    for (const Shape& shape :
+         {Shape{2, 4, 2, 50, 60, 12, true, true}, Shape{1, 1, 1, 300, 300, 8}}) {
+      for (const int n : {1, 2}) {
+        Case all(shape);
+        all.forward(), all.backward(n);
+        for (const int wanted : {0, 1, 2, 3, 4, 5, 6}) {
+          Case some(shape);
+          some.forward(), some.backward(n, (wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0);
+          const auto expect = [&](int bit, const auto& actual, const auto& expected) {
+            EXPECT_EQ(actual,
+                      (wanted & bit) != 0 ? expected : std::vector<float>(actual.size(), 99.0F));
+          };
+          expect(1, some.grad_q, all.grad_q);
+          expect(2, some.grad_k, all.grad_k);
+          expect(4, some.grad_v, all.grad_v);
+        }
       }
     }
   });

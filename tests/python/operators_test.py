@@ -85,8 +85,26 @@ class OperatorsTest(unittest.TestCase):
         torch.library.opcheck(
             torch.ops.attn._forward.default,
             (self.q.detach(), self.k.detach(), self.v.detach(), True, 0.0, 0.5, None, None))
+        q, k, v = (x.detach() for x in (self.q, self.k, self.v))
+        out, logsumexp, seed = torch.ops.attn._forward(q, k, v, True, 0.0, 0.5, None, None)
+        for wanted in ([True, True, True], [True, False, False], [False, True, True]):
+            torch.library.opcheck(
+                torch.ops.attn._backward.default,
+                (torch.ones_like(out), q, k, v, out, logsumexp, seed, True, 0.0, 0.5, None, wanted))
         torch.library.opcheck(torch.ops.attn.packed_self_attention.default, (self.qkv, 3))
         torch.library.opcheck(torch.ops.attn.attention.default, (self.q, self.k, self.v))
+
+    def test_frozen_inputs_get_no_gradient(self):
+        for frozen in range(3):
+            inputs = [x.detach().clone().requires_grad_(i != frozen) for i, x in enumerate((self.q, self.k, self.v))]
+            torch.ops.attn.attention(*inputs).sum().backward()
+            whole = [x.detach().clone().requires_grad_() for x in inputs]
+            torch.ops.attn.attention(*whole).sum().backward()
+            for i in range(3):
+                if i == frozen:
+                    self.assertIsNone(inputs[i].grad)
+                else:
+                    self.assertTrue(torch.equal(inputs[i].grad, whole[i].grad))
 
     def test_autocast_computes_in_bfloat16(self):
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -39,6 +39,8 @@ class ATTN_API SelfAttentionImpl : public Cloneable<SelfAttentionImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, T, C] -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
+  /// Where no gradient is wanted, small float32 modules on the CPU take one call instead of three,
+  /// and their result equals the three calls' to rounding.
   /// @throws c10::ValueError if x is not 3-D of width C, or the mask does not fit.
   Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {});
 
