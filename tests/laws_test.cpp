@@ -260,12 +260,13 @@ TEST_P(Law, ThreadsMayShareAModelInEval) {
   auto module = make({.dropout = 0.5});
   module.ptr()->eval();
   const auto x = subject().random_input(B, T);
+  const torch::NoGradGuard no_grad;
   const auto y = run(module, x);
   std::vector<torch::Tensor> results(4 * 16);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      const torch::NoGradGuard no_grad;  // a thread does not inherit its parent's
+      const torch::NoGradGuard own_no_grad;  // a thread does not inherit its parent's
       for (size_t n = 0; n < 16; ++n) results[16 * i + n] = run(module, x);
     });
   }
