@@ -62,6 +62,12 @@ void check_token_ids(const Tensor& ids, int64_t vocab_size) {
                     "), got ", greatest);
 }
 
+void check_some_tokens(const Tensor& ids) {
+  TORCH_CHECK_VALUE(ids.defined() && ids.dim() == 2 && ids.size(1) >= 1,
+                    "ids must be 2-D [B, T] with at least 1 token, got shape ",
+                    ids.defined() ? ids.sizes() : at::IntArrayRef());
+}
+
 void check_token_sequences(const Tensor& ids, int64_t vocab_size) {
   TORCH_CHECK_VALUE(!ids.defined() || ids.dim() == 2, "ids must be 2-D [B, T], got shape ",
                     ids.sizes());

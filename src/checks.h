@@ -30,6 +30,9 @@ void check_length(int64_t length, const char* limit_name, int64_t limit);
 /// CUDA an index out of range makes the whole process unusable. On CUDA this waits for the device.
 void check_token_ids(const Tensor& ids, int64_t vocab_size);
 
+/// ids must be [B, T] with T at least 1.
+void check_some_tokens(const Tensor& ids);
+
 /// As `check_token_ids`, and ids must be [B, T].
 void check_token_sequences(const Tensor& ids, int64_t vocab_size);
 

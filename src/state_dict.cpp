@@ -19,6 +19,20 @@ void collect(const torch::nn::Module& module, const std::string& prefix, StateDi
   for (const auto& child : module.named_children()) {
     collect(*child.value(), prefix + child.key() + ".", into);
   }
+  if (const auto* tied = dynamic_cast<const TiedWeights*>(&module)) {
+    for (const auto& [alias, name] : tied->tied_weights()) {
+      into.insert(prefix + alias, into[prefix + name]);
+    }
+  }
+}
+
+// Names of one tensor: those of `targets` that are the same tensor as `target`.
+std::vector<std::string> names_of(const Tensor& target, const StateDict& targets) {
+  std::vector<std::string> names;
+  for (const auto& entry : targets) {
+    if (entry.value().is_same(target)) names.push_back(entry.key());
+  }
+  return names;
 }
 
 template <typename... Parts>
@@ -44,6 +58,31 @@ std::string mismatch(const Tensor& target, const Tensor& source, bool convert_dt
     return text("dtype must be ", target.scalar_type(), ", got ", source.scalar_type());
   }
   return "";
+}
+
+bool given_by_another_name(const StateDict::Item& target, const StateDict& targets,
+                           const StateDict& state) {
+  for (const auto& name : names_of(target.value(), targets)) {
+    if (state.contains(name)) return true;
+  }
+  return false;
+}
+
+using Copies = std::vector<std::pair<Tensor, Tensor>>;  // target, source
+
+// What is copied into the target already, under another of its names.
+const Tensor* copied(const Tensor& target, const Copies& copies) {
+  for (const auto& [to, from] : copies) {
+    if (to.is_same(target)) return &from;
+  }
+  return nullptr;
+}
+
+// NaN equals NaN: what was saved twice is read twice.
+bool same_values(const Tensor& a, const Tensor& b) {
+  if (a.is_same(b)) return true;
+  const auto other = b.to(a.device(), a.scalar_type());
+  return a.eq(other).logical_or(a.isnan().logical_and(other.isnan())).all().item<bool>();
 }
 
 void append_list(std::ostringstream& out, const char* heading,
@@ -80,16 +119,24 @@ LoadReport load_state_dict(torch::nn::Module& module, const StateDict& state,
   collect(module, "", targets);
 
   LoadReport report;
-  std::vector<std::pair<Tensor, Tensor>> copies;  // target, source
+  Copies copies;
   for (const auto& target : targets) {
     const auto* source = state.find(target.key());
     if (source == nullptr) {
-      report.missing_keys.push_back(target.key());
+      if (!given_by_another_name(target, targets, state))
+        report.missing_keys.push_back(target.key());
       continue;
     }
     const auto fault = mismatch(target.value(), *source, options.convert_dtype);
     if (fault.empty()) {
-      copies.emplace_back(target.value(), *source);
+      const auto* first = copied(target.value(), copies);
+      if (first == nullptr) {
+        copies.emplace_back(target.value(), *source);
+      } else if (!same_values(*first, *source)) {
+        report.mismatched.push_back(target.key() + ": must equal " +
+                                    names_of(target.value(), targets).front() +
+                                    ", with which it is tied, got other values");
+      }
     } else {
       report.mismatched.push_back(target.key() + ": " + fault);
     }

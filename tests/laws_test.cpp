@@ -92,6 +92,7 @@ TEST_P(Law, TheFutureDoesNotChangeThePast) {
 }
 
 TEST_P(AttentionLaw, WithoutCausalityEveryPositionSeesEveryOther) {
+  if (subject().name == "GPT") GTEST_SKIP() << "GPT is always causal";
   auto module = make({.causal = false});
   const auto x = subject().random_input(B, T);
   const auto y = run(module, x);
@@ -125,7 +126,6 @@ TEST_P(PositionFreeLaw, WithoutCausalityPermutingTokensPermutesTheOutput) {
 TEST_P(AttentionLaw, APaddedRowEqualsTheRowWithoutPadding) {
   for (const bool causal : {true, false}) {
     for (const bool left : {true, false}) {
-      if (left && subject().positions) continue;  // the padding moves the tokens on
       SCOPED_TRACE(std::string(left ? "left" : "right") + (causal ? ", causal" : ""));
       auto module = make({.causal = causal});
       const auto x = subject().random_input(B, T);

@@ -15,7 +15,10 @@
 
 #include <attn/export.h>
 #include <attn/functional.h>
+#include <attn/generation.h>
 #include <attn/heatmap.h>
+#include <attn/kv_cache.h>
+#include <attn/models/gpt.h>
 #include <attn/models/tiny_attention_lm.h>
 #include <attn/modules/cloneable.h>
 #include <attn/modules/embedding.h>

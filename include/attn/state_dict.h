@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace attn {
@@ -14,8 +15,19 @@ namespace attn {
 /// Names and tensors in registration order.
 using StateDict = torch::OrderedDict<std::string, Tensor>;
 
+/// A module that uses one tensor under several names, as a language model whose head is its token
+/// embedding. Each tensor is registered once, so that optimisers and counts see it once.
+class ATTN_API TiedWeights {
+ public:
+  virtual ~TiedWeights() = default;
+  /// (alias, name) pairs, relative to the module: the state dict shows the tensor `name` as `alias`
+  /// too, after the module's own keys.
+  virtual std::vector<std::pair<std::string, std::string>> tied_weights() const = 0;
+};
+
 /// Parameters and buffers of the module and its children: exactly Python's `state_dict()` keys, in
-/// Python's order. The tensors share the module's storage and are detached.
+/// Python's order, tied tensors under each of their names. The tensors share the module's storage
+/// and are detached.
 ATTN_API StateDict state_dict(const torch::nn::Module& module);
 
 struct LoadStateDictOptions {
@@ -35,7 +47,8 @@ struct ATTN_API LoadReport {
 };
 
 /// Copies the dict's values into the module's tensors, in place: identity, device, `requires_grad`
-/// and optimiser state stay. All or nothing: on any error the module is unchanged.
+/// and optimiser state stay. All or nothing: on any error the module is unchanged. Of a tied
+/// tensor's names one is enough; several must hold equal values.
 ///
 /// @throws c10::ValueError with the whole report if a shape or dtype does not fit, or, when strict,
 /// a key is missing or unexpected. Not strict: returns missing and unexpected keys in the report.

@@ -1,5 +1,6 @@
 #include "attn/modules/multi_head_attention.h"
 
+#include "cached_attention.h"
 #include "checks.h"
 #include "printing.h"
 
@@ -34,9 +35,9 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
          << ")";
 }
 
-void MultiHeadAttentionImpl::check_input(const Tensor& x) const {
+void MultiHeadAttentionImpl::check_input(const Tensor& x, int64_t cached) const {
   check_sequence(x, "d_model", options.d_model());
-  check_length(x.size(1), "context_length", options.context_length());
+  check_length(cached + x.size(1), "context_length", options.context_length());
 }
 
 functional::AttentionOptions MultiHeadAttentionImpl::attention_options(
@@ -48,16 +49,17 @@ functional::AttentionOptions MultiHeadAttentionImpl::attention_options(
       .implementation(options.implementation());
 }
 
-Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
-  check_input(x);
-  const auto y = functional::packed_self_attention(qkv(x), options.num_heads(),
-                                                   attention_options(key_padding_mask));
+Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+                                       KVCache::Layer* cache) {
+  check_input(x, cached_length(cache));
+  const auto y = cached_self_attention(qkv(x), options.num_heads(),
+                                       attention_options(key_padding_mask), cache);
   return resid_dropout(out_proj(y));  // [B, T, C]
 }
 
 std::tuple<Tensor, Tensor> MultiHeadAttentionImpl::forward_with_weights(
     const Tensor& x, const Tensor& key_padding_mask) {
-  check_input(x);
+  check_input(x, /*cached=*/0);
   const auto [y, weights] = functional::packed_self_attention_with_weights(
       qkv(x), options.num_heads(), attention_options(key_padding_mask));
   return {resid_dropout(out_proj(y)), weights};  // [B, T, C], [B, H, T, T]

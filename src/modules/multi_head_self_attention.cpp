@@ -1,5 +1,6 @@
 #include "attn/modules/multi_head_self_attention.h"
 
+#include "cached_attention.h"
 #include "checks.h"
 #include "fused_attention.h"
 #include "printing.h"
@@ -34,9 +35,9 @@ void MultiHeadSelfAttentionImpl::pretty_print(std::ostream& stream) const {
          << ", causal=" << yes_no(options.causal()) << ")";
 }
 
-void MultiHeadSelfAttentionImpl::check_input(const Tensor& x) const {
+void MultiHeadSelfAttentionImpl::check_input(const Tensor& x, int64_t cached) const {
   check_sequence(x, "d_model", options.d_model());
-  check_length(x.size(1), "max_context_length", options.max_context_length());
+  check_length(cached + x.size(1), "max_context_length", options.max_context_length());
 }
 
 functional::AttentionOptions MultiHeadSelfAttentionImpl::attention_options(
@@ -48,20 +49,23 @@ functional::AttentionOptions MultiHeadSelfAttentionImpl::attention_options(
       .implementation(options.implementation());
 }
 
-Tensor MultiHeadSelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
-  check_input(x);
+Tensor MultiHeadSelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+                                           KVCache::Layer* cache) {
+  check_input(x, cached_length(cache));
   const auto attention = attention_options(key_padding_mask);
-  auto small = functional::small_module(
-      x, {qkv_proj->weight, qkv_proj->bias, out_proj->weight, out_proj->bias}, options.n_heads(),
-      attention);
-  if (small.defined()) return out_dropout(small);
-  const auto y = functional::packed_self_attention(qkv_proj(x), options.n_heads(), attention);
+  if (cache == nullptr) {
+    auto small = functional::small_module(
+        x, {qkv_proj->weight, qkv_proj->bias, out_proj->weight, out_proj->bias}, options.n_heads(),
+        attention);
+    if (small.defined()) return out_dropout(small);
+  }
+  const auto y = cached_self_attention(qkv_proj(x), options.n_heads(), attention, cache);
   return out_dropout(out_proj(y));  // [B, T, C]
 }
 
 std::tuple<Tensor, Tensor> MultiHeadSelfAttentionImpl::forward_with_weights(
     const Tensor& x, const Tensor& key_padding_mask) {
-  check_input(x);
+  check_input(x, /*cached=*/0);
   const auto [y, weights] = functional::packed_self_attention_with_weights(
       qkv_proj(x), options.n_heads(), attention_options(key_padding_mask));
   return {out_dropout(out_proj(y)), weights};  // [B, T, C], [B, H, T, T]

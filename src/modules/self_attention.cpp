@@ -1,5 +1,6 @@
 #include "attn/modules/self_attention.h"
 
+#include "cached_attention.h"
 #include "checks.h"
 #include "fused_attention.h"
 #include "printing.h"
@@ -33,13 +34,16 @@ functional::AttentionOptions SelfAttentionImpl::attention_options(
       .implementation(options.implementation());
 }
 
-Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
+Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+                                  KVCache::Layer* cache) {
   check_sequence(x, "n_embd", options.n_embd());
   const auto attention = attention_options(key_padding_mask);
-  auto small = functional::small_module(x, {qkv->weight, qkv->bias, proj->weight, proj->bias},
-                                        options.n_head(), attention);
-  if (small.defined()) return small;
-  const auto y = functional::packed_self_attention(qkv(x), options.n_head(), attention);
+  if (cache == nullptr) {
+    auto small = functional::small_module(x, {qkv->weight, qkv->bias, proj->weight, proj->bias},
+                                          options.n_head(), attention);
+    if (small.defined()) return small;
+  }
+  const auto y = cached_self_attention(qkv(x), options.n_head(), attention, cache);
   return proj(y);  // [B, T, C]
 }
 

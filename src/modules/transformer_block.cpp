@@ -1,6 +1,8 @@
 #include "attn/modules/transformer_block.h"
 
+#include "cached_attention.h"
 #include "checks.h"
+#include "modules/run_blocks.h"
 #include "printing.h"
 
 namespace attn {
@@ -11,6 +13,20 @@ LayerNorm layer_norm(const BlockOptions& options) {
 }
 
 }  // namespace
+
+Tensor run_blocks(const torch::nn::ModuleListImpl& blocks, const Tensor& x,
+                  const Tensor& key_padding_mask, KVCache* cache) {
+  const int64_t T = x.size(1);
+  if (cache != nullptr) cache->check_room(static_cast<int64_t>(blocks.size()), x.size(0), T);
+  auto h = x;  // [B, T, C]
+  int64_t i = 0;
+  for (const auto& block : blocks) {
+    h = block->as<TransformerBlockImpl>()->forward(h, key_padding_mask,
+                                                   cache == nullptr ? nullptr : &cache->layer(i++));
+  }
+  if (cache != nullptr) cache->advance(T);
+  return h;
+}
 
 TransformerBlockImpl::TransformerBlockImpl(const BlockOptions& options_) : options(options_) {
   reset();
@@ -29,12 +45,13 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
          << ", pre_ln=" << yes_no(options.pre_ln()) << ")";
 }
 
-Tensor TransformerBlockImpl::forward(const Tensor& x, const Tensor& key_padding_mask) {
+Tensor TransformerBlockImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+                                     KVCache::Layer* cache) {
   if (options.pre_ln()) {
-    const auto h = x + attn(ln1(x), key_padding_mask);  // [B, T, C]
+    const auto h = x + attn(ln1(x), key_padding_mask, cache);  // [B, T, C]
     return h + mlp(ln2(h));
   }
-  const auto h = ln1(x + attn(x, key_padding_mask));  // [B, T, C]
+  const auto h = ln1(x + attn(x, key_padding_mask, cache));  // [B, T, C]
   return ln2(h + mlp(h));
 }
 
@@ -61,14 +78,19 @@ void BlockStackImpl::pretty_print(std::ostream& stream) const {
          << ", vocab_size=" << options.vocab_size() << ")";
 }
 
-Tensor BlockStackImpl::forward(const Tensor& ids, const Tensor& key_padding_mask) {
+Tensor BlockStackImpl::forward(const Tensor& ids, const Tensor& key_padding_mask, KVCache* cache) {
   check_token_sequences(ids, options.vocab_size());
-  check_length(ids.size(1), "context_length", options.block().context_length());
-  auto h = embed(ids);  // [B, T, C]
-  for (const auto& block : *blocks) {
-    h = block->as<TransformerBlockImpl>()->forward(h, key_padding_mask);
-  }
-  return final_ln(h);  // [B, T, C]
+  check_length(cached_length(cache) + ids.size(1), "context_length",
+               options.block().context_length());
+  return final_ln(run_blocks(*blocks, embed(ids), key_padding_mask, cache));  // [B, T, C]
+}
+
+KVCache BlockStackImpl::make_cache(int64_t batch, int64_t capacity) const {
+  const auto& block = options.block();
+  return KVCache(KVCacheOptions(options.depth(), batch, block.num_heads(),
+                                block.d_model() / block.num_heads(), capacity)
+                     .dtype(embed->weight.scalar_type())
+                     .device(embed->weight.device()));
 }
 
 }  // namespace attn

@@ -172,6 +172,45 @@ class BlockStack(nn.Module):
         return self.final_ln(x)
 
 
+class GPT(nn.Module):
+    def __init__(self, vocab_size, context_length, d_model, num_heads, num_layers):
+        super().__init__()
+        self.context_length = context_length
+        self.tok_embed = nn.Embedding(vocab_size, d_model)
+        self.pos_embed = nn.Embedding(context_length, d_model)
+        self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, pre_ln=True) for _ in range(num_layers))
+        self.final_ln = LayerNorm(d_model)
+        self.lm_head = nn.Linear(d_model, vocab_size, bias=False)
+        self.lm_head.weight = self.tok_embed.weight
+        self.apply(self.draw)
+        with torch.no_grad():
+            for block in self.blocks:
+                for last in (block.attn.out_proj, block.mlp.fc2):
+                    last.weight *= 1 / math.sqrt(2 * num_layers)
+
+    @staticmethod
+    def draw(module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, mean=0.0, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, ids):
+        x = self.tok_embed(ids) + self.pos_embed(torch.arange(ids.size(1)))
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(self.final_ln(x))
+
+    @torch.no_grad()
+    def generate(self, ids, max_new_tokens, temperature=1.0, top_k=None, seed=None):
+        torch.manual_seed(seed)
+        for _ in range(max_new_tokens):
+            logits = self(ids[:, -self.context_length:])[:, -1] / temperature
+            logits[logits < logits.topk(top_k).values[:, -1:]] = float("-inf")
+            ids = torch.cat((ids, torch.multinomial(logits.softmax(-1), 1)), dim=1)
+        return ids
+
+
 # --- the files: each function returns (tensors, metadata) --------------------------------------------------
 
 
@@ -275,6 +314,29 @@ def block_stack(pre_ln):
     return tensors | weights_of(stack) | gradients_of(stack), config
 
 
+def gpt_tiny():
+    config = dict(vocab_size=512, context_length=64, d_model=64, num_heads=4, num_layers=2)
+    torch.manual_seed(0)
+    model = GPT(**config)
+    tokens = torch.randint(0, 512, (2, 9))
+    logits = model(tokens)
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, 512), tokens[:, 1:].reshape(-1))
+    loss.backward()
+    tensors = dict(tokens=tokens, logits=logits, loss=loss)
+    tensors |= weights_of(model) | gradients_of(model)
+    del tensors["weight.lm_head.weight"]
+    # What follows a generation is drawn from where that one left the generator.
+    prompt = torch.arange(1, 6).unsqueeze(0)
+    generated = model.generate(prompt, 12, temperature=0.8, top_k=20, seed=42)
+    long_prompt = torch.randint(0, 512, (1, 80))
+    long_generated = model.generate(long_prompt, 4, top_k=10, seed=0)
+    crossing_prompt = torch.randint(0, 512, (3, 60))
+    crossing_generated = model.generate(crossing_prompt, 12, top_k=50, seed=7)
+    tensors |= dict(prompt=prompt, generated=generated, long_prompt=long_prompt, long_generated=long_generated,
+                    crossing_generated=crossing_generated)
+    return tensors, config | dict(mlp_expansion=4, dropout=0.0, use_bias=True, weight_tying=True)
+
+
 FILES = {
     "self_attention": self_attention,
     "multi_head_self_attention": multi_head_self_attention,
@@ -282,6 +344,7 @@ FILES = {
     "tiny_attention_lm": tiny_attention_lm,
     "block_stack_pre_ln": lambda: block_stack(pre_ln=True),
     "block_stack_post_ln": lambda: block_stack(pre_ln=False),
+    "gpt_tiny": gpt_tiny,
 }
 
 
@@ -294,7 +357,8 @@ def compute(name):
 # --- comparing -------------------------------------------------------------------------------------------
 
 # What is drawn, not computed.
-DRAWN = {"x", "x_perturbed", "grad_output", "tokens", "ids", "targets", "sample_ids"}
+DRAWN = {"x", "x_perturbed", "grad_output", "tokens", "ids", "targets", "sample_ids", "prompt", "long_prompt",
+         "generated", "long_generated", "crossing_generated"}
 # float32 rounding: the defaults of torch.testing.
 ROUNDING = dict(rtol=1.3e-6, atol=1e-5)
 # 360 Adam steps carry rounding along. Measured between AVX512, AVX2 and plain code: losses 7e-6 relative,

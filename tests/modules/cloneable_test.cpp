@@ -188,6 +188,9 @@ TEST_P(AnyModuleOfOurs, SavesAndLoadsWithThePythonKeysOnly) {
   torch::serialize::InputArchive archive;
   archive.load_from(file);
   auto keys = state_dict(*module.ptr()).keys();
+  if (const auto* tied = dynamic_cast<const TiedWeights*>(module.ptr().get())) {
+    for (const auto& [alias, name] : tied->tied_weights()) std::erase(keys, alias);  // once only
+  }
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(archive_keys(archive), keys);
 
@@ -286,6 +289,7 @@ TEST(Cloneable, AnArchiveOfAShortContextLoadsIntoALongOne) {
   torch::manual_seed(7);
   for (const auto& subject : modules_where([](const auto& m) { return m.attends; })) {
     SCOPED_TRACE(subject.name);
+    if (subject.name == "GPT") continue;  // its positions are weights
     auto short_one = subject.make({.context = 8});
     auto long_one = subject.make({.context = 16});
     std::stringstream file;

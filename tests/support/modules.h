@@ -4,6 +4,7 @@
 
 #include "support/implementations.h"
 
+#include <attn/models/gpt.h>
 #include <attn/models/tiny_attention_lm.h>
 #include <attn/modules/embedding.h>
 #include <attn/modules/feed_forward.h>
@@ -119,6 +120,17 @@ inline const std::vector<ModuleCase>& all_modules() {
          return AnyModule(TinyAttentionLM(TinyAttentionLMOptions(V, W, H, c.context)
                                               .causal(c.causal)
                                               .implementation(c.implementation)));
+       }},
+      {"GPT", Input::ids, true, true, true,
+       [](const C& c) {
+         return AnyModule(GPT(GPTOptions()
+                                  .vocab_size(V)
+                                  .context_length(c.context)
+                                  .d_model(W)
+                                  .num_heads(H)
+                                  .num_layers(2)
+                                  .dropout(c.dropout)
+                                  .implementation(c.implementation)));
        }},
       {"LayerNorm", Input::sequence, false, false, false,
        [](const C&) { return AnyModule(LayerNorm(W)); }},

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <attn/export.h>
+#include <attn/generation.h>
+#include <attn/kv_cache.h>
 #include <attn/modules/cloneable.h>
 #include <attn/modules/embedding.h>
 #include <attn/modules/multi_head_self_attention.h>
@@ -36,7 +38,7 @@ struct ATTN_API TinyAttentionLMOptions {
 /// auto [logits, weights] = model->forward_with_weights(torch::randint(0, 64, {2, 12}));
 /// // logits [2, 12, 64], weights [2, 4, 12, 12]
 /// @endcode
-class ATTN_API TinyAttentionLMImpl : public Cloneable<TinyAttentionLMImpl> {
+class ATTN_API TinyAttentionLMImpl : public Cloneable<TinyAttentionLMImpl>, public CausalLM {
  public:
   TinyAttentionLMImpl(int64_t vocab_size, int64_t d_model, int64_t n_heads,
                       int64_t max_context_length)
@@ -49,14 +51,22 @@ class ATTN_API TinyAttentionLMImpl : public Cloneable<TinyAttentionLMImpl> {
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// ids [B, T], each in [0, V) -> logits [B, T, V]; key_padding_mask [B, T] bool, true = padding.
+  /// ids [B, T], each in [0, V) -> logits [B, T, V]; key_padding_mask [B, T] bool, true = padding:
+  /// positions are then counted over the tokens that are none, so that it may be on either side.
+  /// With a cache, ids are the new tokens only, the mask is [B, S], and T counts the cached ones.
   /// @throws c10::ValueError if ids are not integral, not 2-D or out of range, or
   /// T > max_context_length.
-  Tensor forward(const Tensor& ids, const Tensor& key_padding_mask = {});
+  Tensor forward(const Tensor& ids, const Tensor& key_padding_mask = {}, KVCache* cache = nullptr);
 
   /// As `forward`, with the attention weights: ([B, T, V], [B, H, T, T]).
   std::tuple<Tensor, Tensor> forward_with_weights(const Tensor& ids,
                                                   const Tensor& key_padding_mask = {});
+
+  Tensor last_logits(const Tensor& ids, const Tensor& key_padding_mask, KVCache* cache) override;
+  KVCache make_cache(int64_t batch, int64_t capacity) const override;
+  int64_t vocab_size() const override { return options.vocab_size(); }
+  int64_t context_length() const override { return options.max_context_length(); }
+  torch::nn::Module* module() override { return this; }
 
   TinyAttentionLMOptions options;
   TokenEmbedding token_emb{nullptr};
@@ -65,10 +75,13 @@ class ATTN_API TinyAttentionLMImpl : public Cloneable<TinyAttentionLMImpl> {
   torch::nn::Linear lm_head{nullptr};  ///< [C] -> [V]
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache*>(nullptr))})
 
  private:
-  Tensor embed(const Tensor& ids);  // [B, T] -> [B, T, C]
+  // [B, T] -> [B, T, C]
+  Tensor embed(const Tensor& ids, const Tensor& key_padding_mask, int64_t cached);
+  Tensor attend(const Tensor& ids, const Tensor& key_padding_mask, KVCache* cache);
 };
 TORCH_MODULE(TinyAttentionLM);
 

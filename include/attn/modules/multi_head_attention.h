@@ -2,6 +2,7 @@
 
 #include <attn/export.h>
 #include <attn/functional.h>
+#include <attn/kv_cache.h>
 #include <attn/modules/cloneable.h>
 
 #include <torch/nn/modules/common.h>
@@ -52,9 +53,12 @@ class ATTN_API MultiHeadAttentionImpl : public Cloneable<MultiHeadAttentionImpl>
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, T, C] -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
+  /// A cache layer takes in the new tokens' keys and values, the mask is then [B, S], and the
+  /// caller advances the cache (see KVCache).
   /// @throws c10::ValueError if x is not 3-D of width C, T > context_length, or the mask does not
   /// fit.
-  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {});
+  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {},
+                 KVCache::Layer* cache = nullptr);
 
   /// As `forward`, with the attention weights: ([B, T, C], [B, H, T, T]).
   std::tuple<Tensor, Tensor> forward_with_weights(const Tensor& x,
@@ -67,10 +71,11 @@ class ATTN_API MultiHeadAttentionImpl : public Cloneable<MultiHeadAttentionImpl>
   torch::nn::Dropout resid_dropout{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache::Layer*>(nullptr))})
 
  private:
-  void check_input(const Tensor& x) const;
+  void check_input(const Tensor& x, int64_t cached) const;
   functional::AttentionOptions attention_options(const Tensor& key_padding_mask) const;
 };
 TORCH_MODULE(MultiHeadAttention);

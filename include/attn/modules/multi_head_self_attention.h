@@ -2,6 +2,7 @@
 
 #include <attn/export.h>
 #include <attn/functional.h>
+#include <attn/kv_cache.h>
 #include <attn/modules/cloneable.h>
 
 #include <torch/nn/modules/common.h>
@@ -49,9 +50,12 @@ class ATTN_API MultiHeadSelfAttentionImpl : public Cloneable<MultiHeadSelfAttent
   /// x [B, T, C] -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
   /// Where no gradient is wanted, small float32 modules on the CPU take one call instead of three,
   /// and their result equals the three calls' to rounding.
+  /// A cache layer takes in the new tokens' keys and values, the mask is then [B, S], and the
+  /// caller advances the cache (see KVCache).
   /// @throws c10::ValueError if x is not 3-D of width C, T > max_context_length, or the mask does
   /// not fit.
-  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {});
+  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {},
+                 KVCache::Layer* cache = nullptr);
 
   /// As `forward`, with the attention weights: ([B, T, C], [B, H, T, T]).
   std::tuple<Tensor, Tensor> forward_with_weights(const Tensor& x,
@@ -64,10 +68,11 @@ class ATTN_API MultiHeadSelfAttentionImpl : public Cloneable<MultiHeadSelfAttent
   torch::nn::Dropout out_dropout{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache::Layer*>(nullptr))})
 
  private:
-  void check_input(const Tensor& x) const;
+  void check_input(const Tensor& x, int64_t cached) const;
   functional::AttentionOptions attention_options(const Tensor& key_padding_mask) const;
 };
 TORCH_MODULE(MultiHeadSelfAttention);

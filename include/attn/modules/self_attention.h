@@ -2,6 +2,7 @@
 
 #include <attn/export.h>
 #include <attn/functional.h>
+#include <attn/kv_cache.h>
 #include <attn/modules/cloneable.h>
 
 #include <torch/nn/modules/common.h>
@@ -41,8 +42,11 @@ class ATTN_API SelfAttentionImpl : public Cloneable<SelfAttentionImpl> {
   /// x [B, T, C] -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
   /// Where no gradient is wanted, small float32 modules on the CPU take one call instead of three,
   /// and their result equals the three calls' to rounding.
+  /// A cache layer takes in the new tokens' keys and values, the mask is then [B, S], and the
+  /// caller advances the cache (see KVCache).
   /// @throws c10::ValueError if x is not 3-D of width C, or the mask does not fit.
-  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {});
+  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {},
+                 KVCache::Layer* cache = nullptr);
 
   /// As `forward`, with the attention weights: ([B, T, C], [B, H, T, T]).
   std::tuple<Tensor, Tensor> forward_with_weights(const Tensor& x,
@@ -53,7 +57,8 @@ class ATTN_API SelfAttentionImpl : public Cloneable<SelfAttentionImpl> {
   torch::nn::Linear proj{nullptr};  ///< [C] -> [C]
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache::Layer*>(nullptr))})
 
  private:
   functional::AttentionOptions attention_options(const Tensor& key_padding_mask) const;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <attn/export.h>
+#include <attn/kv_cache.h>
 #include <attn/modules/cloneable.h>
 #include <attn/modules/feed_forward.h>
 #include <attn/modules/layer_norm.h>
@@ -27,7 +28,10 @@ class ATTN_API TransformerBlockImpl : public Cloneable<TransformerBlockImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// x [B, T, C] -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
-  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {});
+  /// A cache layer takes in the new tokens' keys and values, the mask is then [B, S], and the
+  /// caller advances the cache (see KVCache).
+  Tensor forward(const Tensor& x, const Tensor& key_padding_mask = {},
+                 KVCache::Layer* cache = nullptr);
 
   BlockOptions options;
   LayerNorm ln1{nullptr};
@@ -36,7 +40,8 @@ class ATTN_API TransformerBlockImpl : public Cloneable<TransformerBlockImpl> {
   FeedForward mlp{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache::Layer*>(nullptr))})
 };
 TORCH_MODULE(TransformerBlock);
 
@@ -67,9 +72,14 @@ class ATTN_API BlockStackImpl : public Cloneable<BlockStackImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// ids [B, T], each in [0, V) -> [B, T, C]; key_padding_mask [B, T] bool, true = padding.
+  /// With a cache, ids are the new tokens only, the mask is [B, S], and T counts the cached ones.
   /// @throws c10::ValueError if ids are not integral, not 2-D or out of range, or T >
   /// context_length.
-  Tensor forward(const Tensor& ids, const Tensor& key_padding_mask = {});
+  Tensor forward(const Tensor& ids, const Tensor& key_padding_mask = {}, KVCache* cache = nullptr);
+
+  /// A cache for `batch` sequences of up to `capacity` tokens, in the weights' dtype and on their
+  /// device.
+  KVCache make_cache(int64_t batch, int64_t capacity) const;
 
   BlockStackOptions options;
   torch::nn::Embedding embed{nullptr};    ///< [V, C]
@@ -77,7 +87,8 @@ class ATTN_API BlockStackImpl : public Cloneable<BlockStackImpl> {
   LayerNorm final_ln{nullptr};
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KVCache*>(nullptr))})
 };
 TORCH_MODULE(BlockStack);
 
