@@ -31,11 +31,11 @@ attn_dependency(fmt 11.2.0 https://github.com/fmtlib/fmt.git TARGET fmt::fmt-hea
 # Vectors with run-time dispatch over instruction sets, for the kernels.
 attn_dependency(hwy 1.2.0 https://github.com/google/highway.git TARGET hwy::hwy)
 
+# JSON: headers of safetensors files, indices of shards, models' configurations.
+attn_dependency(nlohmann_json v3.11.3 https://github.com/nlohmann/json.git TARGET nlohmann_json::nlohmann_json)
+
 if(ATTN_BUILD_APPS)
   attn_dependency(CLI11 v2.4.2 https://github.com/CLIUtils/CLI11.git TARGET CLI11::CLI11)
-endif()
-if(ATTN_BUILD_APPS OR ATTN_BUILD_TESTS)
-  attn_dependency(nlohmann_json v3.11.3 https://github.com/nlohmann/json.git TARGET nlohmann_json::nlohmann_json)
 endif()
 if(ATTN_BUILD_TESTS)
   set(INSTALL_GTEST OFF CACHE BOOL "A fetched googletest is not installed with attn" FORCE)

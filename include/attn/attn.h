@@ -31,3 +31,4 @@
 #include <attn/state_dict.h>
 #include <attn/summary.h>
 #include <attn/version.h>
+#include <attn/weights.h>

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+
+namespace attn::weights {
+
+/// A file that appears whole or not at all: written beside its place under a name of its own,
+/// synced and renamed by `commit`. Without a commit nothing is left of it.
+class OutputFile {
+ public:
+  /// A symbolic link is followed; an existing file's permissions are taken over.
+  /// @throws c10::Error, as all of it, when the system refuses.
+  explicit OutputFile(const std::filesystem::path& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  const std::string& name() const { return name_; }  ///< for messages
+  void write(const void* data, size_t size);
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what) const;
+  void take_over_permissions() const;
+  void discard();
+
+  std::string name_;               // for messages
+  std::filesystem::path target_;   // behind symbolic links
+  std::filesystem::path written_;  // in the same folder, so that rename is atomic
+  int fd_ = -1;
+};
+
+}  // namespace attn::weights
