@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 namespace attn {
 namespace {
@@ -69,7 +70,11 @@ void check(const GenerateOptions& o, const CausalLM& model, const Tensor& prompt
 
 std::optional<at::Generator> generator_of(const GenerateOptions& options, at::Device device) {
   if (!options.seed) return options.generator;
-  auto generator = at::globalContext().defaultGenerator(device).clone();
+  auto shared = at::globalContext().defaultGenerator(device);  // a handle
+  auto generator = [&] {
+    const std::lock_guard<std::mutex> lock(shared.mutex());  // others may be drawing from it
+    return shared.clone();
+  }();
   generator.set_current_seed(*options.seed);
   return generator;
 }

@@ -267,6 +267,26 @@ TEST(KVCache, ModelsRefuseACacheOfOtherLayers) {
   EXPECT_EQ(three.length(), 0);
 }
 
+// The first block has appended by then.
+TEST(KVCache, AThrowBetweenTheLayersLeavesItUsable) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(6);
+  GPT model(GPTOptions().vocab_size(20).context_length(8).d_model(12).num_heads(3).num_layers(2));
+  model->eval();
+  const auto ids = torch::randint(0, 20, {1, 8});
+  const auto whole = model(ids);
+  auto cache = model->make_cache(1, 8);
+  model(ids.narrow(1, 0, 5), torch::Tensor(), &cache);
+
+  auto* last = model->blocks->children()[1]->as<TransformerBlockImpl>();
+  last->mlp->to(torch::kFloat64);
+  EXPECT_ANY_THROW(model((ids.narrow(1, 5, 3) + 1).remainder(20), torch::Tensor(), &cache));
+  EXPECT_EQ(cache.length(), 5);
+  last->mlp->to(torch::kFloat32);
+  EXPECT_TRUE(all_close(model(ids.narrow(1, 5, 3), torch::Tensor(), &cache), whole.narrow(1, 5, 3),
+                        {1e-4, 1e-4}));
+}
+
 TEST(KVCache, ModulesStayUsableInSequential) {
   torch::nn::Sequential layers(SelfAttention(12, 3), LayerNorm(12),
                                TransformerBlock(block_options({})));

@@ -4,6 +4,7 @@
 #include "support/expect_error.h"
 #include "support/mentions.h"
 
+#include <attn/models/gpt.h>
 #include <attn/models/tiny_attention_lm.h>
 #include <attn/modules/self_attention.h>
 #include <attn/modules/transformer_block.h>
@@ -268,6 +269,60 @@ TEST_F(StateDictTest, APartOfAModelLoadsByItself) {
   load_state_dict(*target->attn, state_dict(*source->attn));
   EXPECT_TRUE(all_equal(target->attn->qkv_proj->weight, source->attn->qkv_proj->weight));
   EXPECT_FALSE(all_close(target->lm_head->weight, source->lm_head->weight));
+}
+
+// A model with a tied model inside, followed by something else.
+struct Wrapper : torch::nn::Module {
+  Wrapper() {
+    lm = register_module("lm", GPT(GPTOptions()
+                                       .vocab_size(20)
+                                       .context_length(8)
+                                       .d_model(12)
+                                       .num_heads(3)
+                                       .num_layers(1)
+                                       .dropout(0.0)));
+    probe = register_module("probe", torch::nn::Linear(12, 2));
+  }
+  GPT lm{nullptr};
+  torch::nn::Linear probe{nullptr};
+};
+
+TEST_F(StateDictTest, ListsTiedWeightsWithTheirModuleAtAnyDepth) {
+  const Wrapper model;
+  const auto state = state_dict(model);
+  const auto keys = state.keys();
+  const auto alias = std::find(keys.begin(), keys.end(), "lm.lm_head.weight");
+  ASSERT_NE(alias, keys.end());
+  EXPECT_EQ(*(alias - 1), "lm.final_ln.shift");
+  EXPECT_EQ(*(alias + 1), "probe.weight");
+  EXPECT_EQ(state["lm.lm_head.weight"].data_ptr(), state["lm.tok_embed.weight"].data_ptr());
+}
+
+TEST_F(StateDictTest, LoadsTiedWeightsByEitherNameAtAnyDepth) {
+  const Wrapper source;
+  const auto full = snapshot(source);
+  for (const Keys& left_out : {Keys{}, Keys{"lm.lm_head.weight"}, Keys{"lm.tok_embed.weight"}}) {
+    Wrapper target;
+    EXPECT_TRUE(load_state_dict(target, without(full, left_out)).ok());
+    expect_values(target, full);
+  }
+}
+
+TEST_F(StateDictTest, ReportsEachNameOfATiedWeightTruthfully) {
+  Wrapper target;
+  const auto before = snapshot(target);
+  const auto other = snapshot(Wrapper());
+  const std::string name = "lm.tok_embed.weight", alias = "lm.lm_head.weight";
+  EXPECT_TRUE(mentions(refusal(target, without(other, {name, alias})), {"2 missing", name, alias}));
+  EXPECT_TRUE(mentions(refusal(target, with(other, alias, torch::ones({20, 11}))),
+                       {"0 missing", "1 mismatched", alias + ": shape must be [20, 12]"}));
+  EXPECT_TRUE(mentions(refusal(target, with(other, name, torch::ones({20, 11}))),
+                       {"0 missing", "1 mismatched", name + ": shape must be [20, 12]"}));
+  auto differing = other[alias].clone();
+  differing[19][11] += 1e-3;
+  EXPECT_TRUE(mentions(refusal(target, with(other, alias, differing), {.strict = false}),
+                       {"1 mismatched", alias, "tied"}));
+  expect_values(target, before);
 }
 
 }  // namespace
