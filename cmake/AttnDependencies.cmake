@@ -34,6 +34,19 @@ attn_dependency(hwy 1.2.0 https://github.com/google/highway.git TARGET hwy::hwy)
 # JSON: headers of safetensors files, indices of shards, models' configurations.
 attn_dependency(nlohmann_json v3.11.3 https://github.com/nlohmann/json.git TARGET nlohmann_json::nlohmann_json)
 
+# Unicode regular expressions, for the tokenizer. Distributions leave out PCRE2's CMake package: found by its files.
+include("${CMAKE_CURRENT_LIST_DIR}/AttnPcre2.cmake")
+if(NOT TARGET attn::pcre2)
+  message(STATUS "attn: pcre2 is not installed; fetching pcre2-10.42 from https://github.com/PCRE2Project/pcre2.git")
+  set(PCRE2_BUILD_PCRE2GREP OFF CACHE BOOL "attn needs the library only" FORCE)
+  set(PCRE2_BUILD_TESTS OFF CACHE BOOL "attn needs the library only" FORCE)
+  set(PCRE2_STATIC_PIC ON CACHE BOOL "It becomes part of libattn.so" FORCE)
+  set(PCRE2_SUPPORT_JIT ON CACHE BOOL "Splitting text is ten times as fast" FORCE)
+  FetchContent_Declare(pcre2 GIT_REPOSITORY https://github.com/PCRE2Project/pcre2.git GIT_TAG pcre2-10.42 GIT_SHALLOW ON SYSTEM)
+  FetchContent_MakeAvailable(pcre2)
+  add_library(attn::pcre2 ALIAS pcre2-8-static)
+endif()
+
 if(ATTN_BUILD_APPS)
   attn_dependency(CLI11 v2.4.2 https://github.com/CLIUtils/CLI11.git TARGET CLI11::CLI11)
 endif()

@@ -20,5 +20,6 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/attn-config-version.cmak
 install(FILES
   "${PROJECT_BINARY_DIR}/attn-config.cmake"
   "${PROJECT_BINARY_DIR}/attn-config-version.cmake"
+  cmake/AttnPcre2.cmake
   cmake/AttnTorch.cmake
   DESTINATION "${package_dir}")

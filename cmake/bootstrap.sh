@@ -70,6 +70,7 @@ missing_packages() {
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header hwy/highway.h || echo libhwy-dev
+  has_header pcre2.h || echo libpcre2-dev
 }
 
 install_packages() {

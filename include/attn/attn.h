@@ -13,6 +13,7 @@
 /// torch::Tensor y = attention(x);             // [B, T, C]
 /// @endcode
 
+#include <attn/byte_level_bpe.h>
 #include <attn/export.h>
 #include <attn/functional.h>
 #include <attn/generation.h>
