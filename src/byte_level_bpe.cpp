@@ -1,5 +1,7 @@
 #include "attn/byte_level_bpe.h"
 
+#include "json.h"
+
 #include <c10/util/Exception.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -183,13 +185,17 @@ void split_bytes(std::string_view text, Word&& word) {
 
 // --- Merging -------------------------------------------------------------------------------------
 
+}  // namespace
+
+namespace bpe {  // with linkage, as ByteLevelBPE::Tables, which holds them
+
 struct Merge {
   uint64_t pair;  // left << 32 | right
   uint32_t rank;
   uint32_t id;
 };
 
-uint64_t pair_of(uint32_t left, uint32_t right) {
+inline uint64_t pair_of(uint32_t left, uint32_t right) {
   return (uint64_t{left} << 32) | right;
 }
 
@@ -228,6 +234,17 @@ class MergeTable {
   int bits_;
   std::vector<Merge> slots_;
 };
+
+struct AddedToken {
+  std::string content;
+  uint32_t id;
+};
+
+}  // namespace bpe
+
+namespace {
+
+using bpe::AddedToken, bpe::Merge, bpe::MergeTable, bpe::pair_of;
 
 // Merges a word: the lowest rank first, then the leftmost. A heap keeps long words at O(n log n).
 class Merger {
@@ -315,12 +332,7 @@ std::string read_file(const fs::path& path) {
 }
 
 Json read_json(const fs::path& path) {
-  Json json;
-  try {
-    json = Json::parse(read_file(path));
-  } catch (const Json::exception& error) {
-    TORCH_CHECK_VALUE(false, path.string(), " must be JSON, got ", error.what());
-  }
+  auto json = parse_json(read_file(path), path.string());
   TORCH_CHECK_VALUE(json.is_object(), path.string(), " must hold a JSON object, got ",
                     json.type_name());
   return json;
@@ -460,11 +472,6 @@ void check_pipeline(const Json& json, const std::string& file) {
   if (!post_processor.is_null()) check_byte_level(post_processor, file + ": post_processor");
   check_model(member(json, "model"), file + ": model");
 }
-
-struct AddedToken {
-  std::string content;
-  uint32_t id;
-};
 
 std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& file) {
   std::vector<AddedToken> added;

@@ -42,7 +42,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& name) {
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::exception& error) {
-    TORCH_CHECK_VALUE(false, name, ": must hold JSON, got ", weights::in_quotes(error.what()));
+    C10_THROW_ERROR(ValueError,
+                    c10::str(name, ": must hold JSON, got ", weights::in_quotes(error.what())));
   }
 }
 

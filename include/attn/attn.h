@@ -20,6 +20,7 @@
 #include <attn/heatmap.h>
 #include <attn/kv_cache.h>
 #include <attn/models/gpt.h>
+#include <attn/models/gpt2.h>
 #include <attn/models/tiny_attention_lm.h>
 #include <attn/modules/cloneable.h>
 #include <attn/modules/embedding.h>

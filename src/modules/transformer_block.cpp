@@ -67,7 +67,8 @@ void BlockStackImpl::reset() {
   embed = register_module("embed", torch::nn::Embedding(options.vocab_size(), block.d_model()));
   blocks = register_module("blocks", torch::nn::ModuleList());
   for (int64_t i = 0; i < options.depth(); ++i) blocks->push_back(TransformerBlock(block));
-  final_ln = register_module("final_ln", layer_norm(block));
+  final_ln = nullptr;
+  if (options.final_ln()) final_ln = register_module("final_ln", layer_norm(block));
 }
 
 void BlockStackImpl::pretty_print(std::ostream& stream) const {
@@ -75,14 +76,16 @@ void BlockStackImpl::pretty_print(std::ostream& stream) const {
          << ", num_heads=" << options.block().num_heads()
          << ", context_length=" << options.block().context_length() << ", depth=" << options.depth()
          << ", pre_ln=" << yes_no(options.block().pre_ln())
-         << ", vocab_size=" << options.vocab_size() << ")";
+         << ", vocab_size=" << options.vocab_size() << ", final_ln=" << yes_no(options.final_ln())
+         << ")";
 }
 
 Tensor BlockStackImpl::forward(const Tensor& ids, const Tensor& key_padding_mask, KVCache* cache) {
   check_token_sequences(ids, options.vocab_size());
   check_length(cached_length(cache) + ids.size(1), "context_length",
                options.block().context_length());
-  return final_ln(run_blocks(*blocks, embed(ids), key_padding_mask, cache));  // [B, T, C]
+  const auto h = run_blocks(*blocks, embed(ids), key_padding_mask, cache);  // [B, T, C]
+  return final_ln ? final_ln(h) : h;
 }
 
 KVCache BlockStackImpl::make_cache(int64_t batch, int64_t capacity) const {

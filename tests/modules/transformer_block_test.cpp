@@ -223,6 +223,30 @@ TEST_F(BlockStackTest, EmbedsRunsTheBlocksAndAlwaysNormalises) {
   }
 }
 
+// A post-LN block ends with a LayerNorm: behind it, another one would normalise twice.
+TEST_F(BlockStackTest, LeavesTheFinalLayerNormOutByOption) {
+  for (const bool pre_ln : {true, false}) {
+    auto block = small().pre_ln(pre_ln);
+    BlockStack stack(BlockStackOptions(block, 2).final_ln(false));
+    EXPECT_TRUE(stack->final_ln.is_empty());
+    EXPECT_EQ(state_dict(*stack).keys().back(), "blocks.1.mlp.fc2.bias");
+    BlockStack normalising(BlockStackOptions(block, 2));
+    load_state_dict(*normalising, state_dict(*stack), {.strict = false});
+    {
+      const torch::NoGradGuard no_grad;
+      normalising->final_ln->scale.mul_(2);
+    }
+    const auto tokens = torch::randint(0, 128, {2, 8});
+    const auto h = stack(tokens);
+    EXPECT_TRUE(all_close(normalising(tokens), normalising->final_ln(h)));
+    EXPECT_FALSE(all_close(normalising(tokens), h));
+
+    const auto copy = std::dynamic_pointer_cast<BlockStackImpl>(stack->clone());
+    EXPECT_TRUE(all_equal(copy->forward(tokens), h));
+    EXPECT_TRUE(copy->final_ln.is_empty());
+  }
+}
+
 TEST_F(BlockStackTest, WalksTheSecondSeedsShapes) {
   const auto options = BlockOptions().d_model(128).num_heads(8).context_length(32).pre_ln(true);
   BlockStack stack(options, /*depth=*/3);

@@ -52,9 +52,12 @@ struct ATTN_API BlockStackOptions {
   TORCH_ARG(BlockOptions, block);
   TORCH_ARG(int64_t, depth);             ///< number of blocks
   TORCH_ARG(int64_t, vocab_size) = 128;  ///< V, the reference's
+  /// Normalise once more behind the last block. The reference always does; a stack of post-LN
+  /// blocks, whose last step is a LayerNorm already, does without as BERT has it.
+  TORCH_ARG(bool, final_ln) = true;
 };
 
-/// Embedding, `depth` blocks and a final LayerNorm (seed 2).
+/// Embedding, `depth` blocks and, by default, a final LayerNorm (seed 2).
 ///
 /// @code
 /// auto options = attn::BlockOptions().d_model(128).num_heads(8).context_length(32).pre_ln(true);
@@ -84,7 +87,7 @@ class ATTN_API BlockStackImpl : public Cloneable<BlockStackImpl> {
   BlockStackOptions options;
   torch::nn::Embedding embed{nullptr};    ///< [V, C]
   torch::nn::ModuleList blocks{nullptr};  ///< `depth` TransformerBlocks
-  LayerNorm final_ln{nullptr};
+  LayerNorm final_ln{nullptr};            ///< empty without the option final_ln
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
