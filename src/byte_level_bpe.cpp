@@ -1,6 +1,7 @@
 #include "attn/byte_level_bpe.h"
 
 #include "json.h"
+#include "weights/output_file.h"
 
 #include <c10/util/Exception.h>
 
@@ -22,6 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+
+constexpr const char* kEndOfText = "<|endoftext|>";
 
 // --- UTF-8 and the byte alphabet -----------------------------------------------------------------
 
@@ -214,6 +217,9 @@ class MergeTable {
     slot = merge;
     return true;
   }
+
+  const std::vector<Merge>& slots() const { return slots_; }
+  static bool is_empty(const Merge& slot) { return slot.pair == kEmpty; }
 
   const Merge* find(uint32_t left, uint32_t right) const {
     const auto& slot = slots_[slot_of(pair_of(left, right))];
@@ -576,7 +582,7 @@ ByteLevelBPE ByteLevelBPE::from_files(const fs::path& vocab, const fs::path& mer
   auto tables = std::make_shared<Tables>();
   tables->file = vocab.string();
   read_vocabulary(read_json(vocab), tables->file, tables->ids);
-  const auto end = tables->ids.find("<|endoftext|>");
+  const auto end = tables->ids.find(kEndOfText);
   if (end != tables->ids.end()) tables->added.push_back({end->first, end->second});
   tables->finish(read_merges_txt(merges));
   return ByteLevelBPE(std::move(tables));
@@ -606,6 +612,44 @@ ByteLevelBPE ByteLevelBPE::from_folder(const fs::path& folder) {
   TORCH_CHECK_VALUE(fs::exists(folder / "vocab.json", error), folder.string(),
                     " must hold tokenizer.json, or vocab.json and merges.txt, got neither");
   return from_files(folder / "vocab.json", folder / "merges.txt");
+}
+
+ByteLevelBPE ByteLevelBPE::bytes() {
+  auto tables = std::make_shared<Tables>();
+  tables->file = "the bytes' vocabulary";
+  for (uint32_t b = 0; b < 256; ++b) tables->ids.emplace(alphabet().spelling[b], b);
+  tables->finish({});
+  return ByteLevelBPE(std::move(tables));
+}
+
+void ByteLevelBPE::save(const fs::path& folder) const {
+  TORCH_CHECK_VALUE(!tables_->add_prefix_space, folder.string(),
+                    ": vocab.json and merges.txt have no place for add_prefix_space, got true");
+  Json vocabulary = Json::object();
+  for (const auto& [token, id] : tables_->ids) vocabulary[token] = id;
+  for (const auto& token : tables_->added) {
+    TORCH_CHECK_VALUE(token.content == kEndOfText, folder.string(),
+                      ": vocab.json has a place for no added token but ", kEndOfText, ", got ",
+                      quoted(token.content));
+  }
+  std::vector<Merge> merges;
+  for (const auto& merge : tables_->merges.slots()) {
+    if (!MergeTable::is_empty(merge)) merges.push_back(merge);
+  }
+  std::sort(merges.begin(), merges.end(),
+            [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
+  std::string lines = "#version: 0.2\n";
+  for (const auto& merge : merges) {
+    lines += tables_->spelling[merge.pair >> 32] + " " +
+             tables_->spelling[merge.pair & 0xFFFFFFFFU] + "\n";
+  }
+  const auto write = [&](const char* name, const std::string& text) {
+    weights::OutputFile file(folder / name);
+    file.write(text.data(), text.size());
+    file.commit();
+  };
+  write("vocab.json", vocabulary.dump());
+  write("merges.txt", lines);
 }
 
 std::vector<int64_t> ByteLevelBPE::encode(std::string_view text) const {

@@ -12,22 +12,22 @@
 namespace attn {
 
 nlohmann::json parse_json(std::string_view text, const std::string& name) {
-  using Json = nlohmann::json;
+  using Value = nlohmann::json;
   constexpr int kDeepest = 64;
   std::vector<std::unordered_set<std::string>> open_objects;  // the keys seen in each
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+  const auto watch = [&](int depth, Value::parse_event_t event, Value& value) {
     switch (event) {
-      case Json::parse_event_t::object_start:
+      case Value::parse_event_t::object_start:
         open_objects.emplace_back();
         [[fallthrough]];
-      case Json::parse_event_t::array_start:
+      case Value::parse_event_t::array_start:
         TORCH_CHECK_VALUE(depth < kDeepest, name, ": JSON must be nested at most ", kDeepest,
                           " deep, got more");
         break;
-      case Json::parse_event_t::object_end:
+      case Value::parse_event_t::object_end:
         open_objects.pop_back();
         break;
-      case Json::parse_event_t::key: {
+      case Value::parse_event_t::key: {
         const auto& key = value.get_ref<const std::string&>();
         TORCH_CHECK_VALUE(open_objects.back().insert(key).second, name,
                           ": a JSON object must have each key once, got two of ",
@@ -40,8 +40,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& name) {
     return true;  // keep the value
   };
   try {
-    return Json::parse(text.begin(), text.end(), watch);
-  } catch (const Json::exception& error) {
+    return Value::parse(text.begin(), text.end(), watch);
+  } catch (const Value::exception& error) {
     C10_THROW_ERROR(ValueError,
                     c10::str(name, ": must hold JSON, got ", weights::in_quotes(error.what())));
   }

@@ -19,6 +19,7 @@
 #include <attn/generation.h>
 #include <attn/heatmap.h>
 #include <attn/kv_cache.h>
+#include <attn/model_folder.h>
 #include <attn/models/gpt.h>
 #include <attn/models/gpt2.h>
 #include <attn/models/tiny_attention_lm.h>

@@ -39,6 +39,14 @@ class ATTN_API ByteLevelBPE {
   /// The folder's tokenizer.json, or else its vocab.json and merges.txt.
   static ByteLevelBPE from_folder(const std::filesystem::path& folder);
 
+  /// Bytes as they are: 256 tokens, id = byte, no merges.
+  static ByteLevelBPE bytes();
+
+  /// Writes vocab.json and merges.txt into the folder, which is there, each beside and renamed.
+  /// @throws c10::ValueError if that would lose something: added tokens other than
+  /// `<|endoftext|>`, a prefix space.
+  void save(const std::filesystem::path& folder) const;
+
   std::vector<int64_t> encode(std::string_view text) const;
 
   /// The tokens' bytes; ids that no token has are skipped (a model's vocabulary may be padded).

@@ -1,10 +1,8 @@
 #include "attn/models/gpt2.h"
 
 #include "attn/weights.h"
-#include "json.h"
+#include "model_config.h"
 #include "weights/in_quotes.h"
-#include "weights/mapped_file.h"
-#include "weights/output_file.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -13,7 +11,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <unordered_set>
 
 namespace attn {
@@ -37,69 +34,22 @@ constexpr std::array kActivations = {
     NamedActivation{"relu", Activation::relu},
 };
 
-/// config.json, whose defaults are those of transformers' GPT2Config.
-class Config {
+// config.json, whose defaults are those of transformers' GPT2Config.
+class Config : public ModelConfig {
  public:
-  explicit Config(const fs::path& path) {
-    const weights::MappedFile file(path);
-    name_ = file.name();
-    json_ = parse_json(file.bytes(), name_);
-    TORCH_CHECK_VALUE(json_.is_object(), name_, " must be a JSON object, got ", json_.type_name());
-    check_kind();
-  }
-
-  const std::string& name() const { return name_; }
-
-  bool flag(const char* key, bool otherwise) const {
-    const auto* value = find(key);
-    if (value == nullptr) return otherwise;
-    TORCH_CHECK_VALUE(value->is_boolean(), name_, ": ", key, " must be true or false, got ",
-                      in_quotes(value->dump()));
-    return value->get<bool>();
-  }
-  int64_t size(const char* key, int64_t otherwise) const {
-    const auto* value = find(key);
-    if (value == nullptr) return otherwise;
-    const bool fits = value->is_number_unsigned() && value->get<uint64_t>() >= 1 &&
-                      value->get<uint64_t>() <= std::numeric_limits<int32_t>::max();
-    TORCH_CHECK_VALUE(fits, name_, ": ", key, " must be an integer from 1 to 2^31 - 1, got ",
-                      in_quotes(value->dump()));
-    return value->get<int64_t>();
-  }
-  double number(const char* key, double otherwise, double least, double most) const {
-    const auto* value = find(key);
-    if (value == nullptr) return otherwise;
-    TORCH_CHECK_VALUE(
-        value->is_number() && value->get<double>() >= least && value->get<double>() <= most, name_,
-        ": ", key, " must be a number from ", least, " to ", most, ", got ",
-        in_quotes(value->dump()));
-    return value->get<double>();
-  }
-  std::string text(const char* key, const char* otherwise) const {
-    const auto* value = find(key);
-    if (value == nullptr) return otherwise;
-    TORCH_CHECK_VALUE(value->is_string(), name_, ": ", key, " must be a string, got ",
-                      in_quotes(value->dump()));
-    return value->get<std::string>();
-  }
+  explicit Config(const fs::path& path) : ModelConfig(path) { check_kind(); }
 
   GPTOptions options() const;
 
  private:
-  // null is as if it were not there.
-  const json* find(const char* key) const {
-    const auto found = json_.find(key);
-    return found == json_.end() || found->is_null() ? nullptr : &*found;
-  }
-
   // What GPT does not do, by its name.
   void check_kind() const {
     const auto kind = text("model_type", "gpt2");
-    TORCH_CHECK_VALUE(kind == "gpt2", name_, ": model_type must be gpt2, got ", in_quotes(kind));
-    TORCH_CHECK_VALUE(flag("scale_attn_weights", true), name_,
+    TORCH_CHECK_VALUE(kind == "gpt2", name(), ": model_type must be gpt2, got ", in_quotes(kind));
+    TORCH_CHECK_VALUE(flag("scale_attn_weights", true), name(),
                       ": scale_attn_weights must be true, got false");
     for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) {
-      TORCH_CHECK_VALUE(!flag(key, false), name_, ": ", key, " must be false, got true");
+      TORCH_CHECK_VALUE(!flag(key, false), name(), ": ", key, " must be false, got true");
     }
   }
   Activation activation() const {
@@ -109,7 +59,7 @@ class Config {
     }
     C10_THROW_ERROR(
         ValueError,
-        c10::str(name_,
+        c10::str(name(),
                  ": activation_function must be gelu_new, gelu_pytorch_tanh, gelu or relu, got ",
                  in_quotes(wanted)));
   }
@@ -117,21 +67,18 @@ class Config {
     const double p = number("resid_pdrop", 0.1, 0.0, 1.0);
     for (const char* key : {"embd_pdrop", "attn_pdrop"}) {
       const double other = number(key, 0.1, 0.0, 1.0);
-      TORCH_CHECK_VALUE(other == p, name_, ": ", key, " must be resid_pdrop (", p, "), got ",
+      TORCH_CHECK_VALUE(other == p, name(), ": ", key, " must be resid_pdrop (", p, "), got ",
                         other);
     }
     return p;
   }
-
-  std::string name_;
-  json json_;
 };
 
 GPTOptions Config::options() const {
   const int64_t C = size("n_embd", 768), inner = size("n_inner", 4 * C), H = size("n_head", 12);
-  TORCH_CHECK_VALUE(C % H == 0, name_, ": n_embd must be a multiple of n_head (", H, "), got ", C);
-  TORCH_CHECK_VALUE(inner % C == 0, name_, ": n_inner must be a multiple of n_embd (", C, "), got ",
-                    inner);
+  TORCH_CHECK_VALUE(C % H == 0, name(), ": n_embd must be a multiple of n_head (", H, "), got ", C);
+  TORCH_CHECK_VALUE(inner % C == 0, name(), ": n_inner must be a multiple of n_embd (", C,
+                    "), got ", inner);
   return GPTOptions()
       .vocab_size(size("vocab_size", 50257))
       .context_length(size("n_positions", size("n_ctx", 1024)))
@@ -282,14 +229,14 @@ GPT load_gpt2(const fs::path& path, c10::Device device, c10::ScalarType dtype) {
   return model;
 }
 
-void save_gpt2(const GPT& model, const fs::path& folder) {
-  const auto& o = model->options;
+void save_gpt2(const GPTImpl& model, const fs::path& folder) {
+  const auto& o = model.options;
   TORCH_CHECK_VALUE(o.use_bias(), "a GPT-2 must have biases, got use_bias = false");
   std::error_code failure;
   fs::create_directories(folder, failure);
   TORCH_CHECK(!failure, in_quotes(folder.string()),
               " must be a folder that can be made, got: ", failure.message());
-  const auto state = state_dict(*model);
+  const auto state = state_dict(model);
   StateDict theirs("state_dict");
   each_tensor(
       o.num_layers(), [&](const std::string& name, const std::string& ours, bool transposed) {
@@ -317,10 +264,7 @@ void save_gpt2(const GPT& model, const fs::path& folder) {
                        {"embd_pdrop", o.dropout()},
                        {"attn_pdrop", o.dropout()},
                        {"tie_word_embeddings", o.weight_tying()}};
-  const auto text = config.dump(2) + "\n";
-  weights::OutputFile file(folder / "config.json");
-  file.write(text.data(), text.size());
-  file.commit();
+  write_config(config, folder / "config.json");
 }
 
 }  // namespace attn

@@ -151,7 +151,7 @@ TEST_F(GPT2Files, RoundTripBitForBit) {
                   .activation(Activation::relu)
                   .dropout(0.25));
     const auto path = folder_ / "saved";
-    save_gpt2(model, path);
+    save_gpt2(*model, path);
     const auto again = load_gpt2(path);
     const auto expected = state_dict(*model), actual = state_dict(*again);
     ASSERT_EQ(actual.keys(), expected.keys());
@@ -169,7 +169,7 @@ TEST_F(GPT2Files, RoundTripBitForBit) {
                .num_heads(3)
                .num_layers(1)
                .use_bias(false));
-  EXPECT_TRUE(mentions(value_error([&] { save_gpt2(bare, folder_ / "bare"); }), {"use_bias"}));
+  EXPECT_TRUE(mentions(value_error([&] { save_gpt2(*bare, folder_ / "bare"); }), {"use_bias"}));
 }
 
 }  // namespace

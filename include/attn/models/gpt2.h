@@ -28,7 +28,7 @@ ATTN_API GPT load_gpt2(const std::filesystem::path& path, c10::Device device = c
 /// attn::GPT model(attn::GPTOptions().vocab_size(31).context_length(16).d_model(12).num_heads(3)
 ///                     .num_layers(2));
 /// const auto folder = std::filesystem::temp_directory_path() / "attn_gpt2_example";
-/// attn::save_gpt2(model, folder);
+/// attn::save_gpt2(*model, folder);
 /// attn::GPT again = attn::load_gpt2(folder);
 /// bool same = torch::equal(again->tok_embed->weight, model->tok_embed->weight);  // true
 /// std::filesystem::remove_all(folder);
@@ -36,6 +36,6 @@ ATTN_API GPT load_gpt2(const std::filesystem::path& path, c10::Device device = c
 ///
 /// @throws c10::ValueError for a model without biases, which GPT-2 has; c10::Error when writing
 /// fails.
-ATTN_API void save_gpt2(const GPT& model, const std::filesystem::path& folder);
+ATTN_API void save_gpt2(const GPTImpl& model, const std::filesystem::path& folder);
 
 }  // namespace attn
