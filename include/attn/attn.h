@@ -33,5 +33,7 @@
 #include <attn/modules/transformer_block.h>
 #include <attn/state_dict.h>
 #include <attn/summary.h>
+#include <attn/token_data.h>
+#include <attn/training.h>
 #include <attn/version.h>
 #include <attn/weights.h>

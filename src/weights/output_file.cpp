@@ -71,6 +71,18 @@ void OutputFile::write(const void* data, size_t size) {
   }
 }
 
+void OutputFile::overwrite(size_t offset, const void* data, size_t size) {
+  const auto* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const auto count = ::pwrite(fd_, next, size, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("be writable");
+    next += count;
+    offset += static_cast<size_t>(count);
+    size -= static_cast<size_t>(count);
+  }
+}
+
 void OutputFile::commit() {
   if (::fsync(fd_) != 0) fail("be writable");
   const int fd = fd_;

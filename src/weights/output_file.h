@@ -19,6 +19,8 @@ class OutputFile {
 
   const std::string& name() const { return name_; }  ///< for messages
   void write(const void* data, size_t size);
+  /// Writes over what was written at `offset`: for a header that is known last.
+  void overwrite(size_t offset, const void* data, size_t size);
   void commit();
 
  private:

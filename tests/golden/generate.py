@@ -337,6 +337,42 @@ def gpt_tiny():
     return tensors, config | dict(mlp_expansion=4, dropout=0.0, use_bias=True, weight_tying=True)
 
 
+def training():
+    """Ten steps of gpt_tiny's model. In float64, so that Adam does not scale float32's rounding to whole steps;
+    the weights are kept in float32."""
+    config = dict(vocab_size=512, context_length=64, d_model=64, num_heads=4, num_layers=2)
+    schedule = dict(peak=1e-2, least=1e-3, warmup_steps=3, total_steps=10)
+    torch.manual_seed(0)
+    model = GPT(**config).double()
+    batches = torch.randint(0, 512, (10, 4, 17))
+    groups = [dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=0.1),
+              dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8)
+    losses, norms, rates = [], [], []
+    for step, batch in enumerate(batches):
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        rates.append(warmup_cosine(step, **schedule))
+        for group in optimizer.param_groups:
+            group["lr"] = rates[-1]
+        optimizer.step()
+        losses.append(loss.detach())
+    tensors = {name: tensor.float() for name, tensor in weights_of(model, "trained.").items()}
+    del tensors["trained.lm_head.weight"]
+    tensors |= dict(batches=batches, losses=torch.stack(losses), gradient_norms=torch.stack(norms),
+                    learning_rates=torch.tensor(rates, dtype=torch.float64))
+    return tensors, config | schedule | dict(seed=0, max_norm=1.0, weight_decay=0.1, betas=[0.9, 0.95], eps=1e-8)
+
+
+def warmup_cosine(step, peak, least, warmup_steps, total_steps):
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    return least + (peak - least) / 2 * (1 + math.cos(math.pi * progress))
+
+
 FILES = {
     "self_attention": self_attention,
     "multi_head_self_attention": multi_head_self_attention,
@@ -345,6 +381,7 @@ FILES = {
     "block_stack_pre_ln": lambda: block_stack(pre_ln=True),
     "block_stack_post_ln": lambda: block_stack(pre_ln=False),
     "gpt_tiny": gpt_tiny,
+    "training": training,
 }
 
 
@@ -358,7 +395,7 @@ def compute(name):
 
 # What is drawn, not computed.
 DRAWN = {"x", "x_perturbed", "grad_output", "tokens", "ids", "targets", "sample_ids", "prompt", "long_prompt",
-         "generated", "long_generated", "crossing_generated"}
+         "generated", "long_generated", "crossing_generated", "batches"}
 # float32 rounding: the defaults of torch.testing.
 ROUNDING = dict(rtol=1.3e-6, atol=1e-5)
 # 360 Adam steps carry rounding along. Measured between AVX512, AVX2 and plain code: losses 7e-6 relative,
