@@ -15,15 +15,6 @@ namespace {
 // Weights of one forward with their gradients stay below 0.5 GiB.
 constexpr int64_t kMostWeights = int64_t{1} << 26;
 
-std::string check_device(const std::string& name) {
-  const auto index = name.starts_with("cuda:") ? name.substr(5) : "";
-  const bool numbered = !index.empty() && index.size() <= 2 &&
-                        index.find_first_not_of("0123456789") == std::string::npos &&
-                        (index.size() == 1 || index[0] != '0');
-  if (name == "cpu" || name == "cuda" || numbered) return "";
-  return "must be cpu, cuda or cuda:N, got " + name;
-}
-
 void check(const Options& options) {
   const auto sizes = options.sizes();
   if (sizes.d_model % 2 != 0) {
@@ -86,7 +77,7 @@ std::optional<Options> parse_options(int argc, char** argv, const std::string& v
   app.get_formatter()->column_width(22);
   app.set_version_flag("--version", version, "Print the versions of attn and LibTorch and exit");
   app.add_option("--device", options.device, "Where to compute: cpu, cuda or cuda:N (cpu)")
-      ->check(CLI::Validator(check_device, ""))
+      ->check(apps::device_name())
       ->type_name("NAME");
   app.add_option("--seed", options.seed, "Seed of every draw (0 for SelfAttention, 42 after it)")
       ->check(apps::whole_number(0, INT64_MAX))

@@ -1,5 +1,7 @@
 #include "setup.h"
 
+#include "support/device.h"
+
 #include <attn/version.h>
 
 #include <ATen/Context.h>
@@ -8,8 +10,6 @@
 #include <torch/version.h>
 
 #include <fmt/format.h>
-
-#include <stdexcept>
 
 namespace demo {
 
@@ -26,19 +26,7 @@ std::string versions() {
 }
 
 Setup make_setup(const Options& options) {
-  const c10::Device device(options.device);
-  if (device.is_cuda()) {
-    if (!at::hasCUDA()) {
-      throw std::runtime_error(
-          fmt::format("--device {}: the CUDA part of LibTorch is not linked, or no GPU is there",
-                      options.device));
-    }
-    const auto count = at::getNumGPUs();
-    if (count <= static_cast<size_t>(device.has_index() ? device.index() : 0)) {
-      throw std::runtime_error(
-          fmt::format("--device {}: no such GPU, {} found", options.device, count));
-    }
-  }
+  const auto device = apps::find_device(options.device);
   at::set_num_threads(static_cast<int>(options.threads));
   return {device, at::get_num_threads(), at::get_cpu_capability()};
 }

@@ -47,6 +47,30 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
   return {check, ""};
 }
 
+CLI::Validator real_number(double least, double most) {
+  const auto check = [least, most](const std::string& text) {
+    double value = 0;
+    const auto* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && stop == end && value >= least && value <= most)
+      return std::string();
+    return fmt::format("must be a number from {} to {}, got {}", least, most, text);
+  };
+  return {check, ""};
+}
+
+CLI::Validator device_name() {
+  const auto check = [](const std::string& name) {
+    const auto index = name.starts_with("cuda:") ? name.substr(5) : "";
+    const bool numbered = !index.empty() && index.size() <= 2 &&
+                          index.find_first_not_of("0123456789") == std::string::npos &&
+                          (index.size() == 1 || index[0] != '0');
+    if (name == "cpu" || name == "cuda" || numbered) return std::string();
+    return "must be cpu, cuda or cuda:N, got " + name;
+  };
+  return {check, ""};
+}
+
 CLI::Validator file_name() {
   const auto check = [](const std::string& path) {
     return std::string(path.empty() ? "must name a file, got an empty name" : "");

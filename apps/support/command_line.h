@@ -9,6 +9,10 @@ namespace apps {
 
 /// Accepts a whole number from `least` to `most`.
 CLI::Validator whole_number(int64_t least, int64_t most);
+/// Accepts a finite number from `least` to `most`.
+CLI::Validator real_number(double least, double most);
+/// Accepts cpu, cuda and cuda:N.
+CLI::Validator device_name();
 /// Accepts any name of a file but the empty one.
 CLI::Validator file_name();
 

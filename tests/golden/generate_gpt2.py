@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A tiny GPT-2 as the package `transformers` writes it, and what that package computes with it.
 
-  generate_gpt2.py --out DIR   writes the folders gpt2/ and gpt2_bin/ and expected_gpt2.safetensors into DIR
+  generate_gpt2.py --out DIR   writes gpt2/, gpt2_bin/, expected_gpt2.safetensors and gpt2_greedy.json into DIR
   generate_gpt2.py --check     computes them again and compares with those beside this script
 
 Nothing is downloaded: the weights are drawn here, large and without any symmetry, biases and LayerNorms too, so that a
@@ -80,7 +80,10 @@ def write(directory):
                   layer_norm_epsilon=1e-5)
     (old / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     torch.save(old_checkpoint(model), old / "pytorch_model.bin")
-    save_file(expected(model), directory / "expected_gpt2.safetensors")
+    computed = expected(model)
+    save_file(computed, directory / "expected_gpt2.safetensors")
+    rows = [dict(prompt=row[:5], added=row[5:]) for row in computed["greedy"].tolist()]
+    (directory / "gpt2_greedy.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def tensors_of(directory):
@@ -107,6 +110,9 @@ def check(directory):
             if config_of(computed, folder) != config_of(directory, folder):
                 print(f"{folder}/config.json: DIFFERS")
                 failed = True
+        if (computed / "gpt2_greedy.json").read_text() != (directory / "gpt2_greedy.json").read_text():
+            print("gpt2_greedy.json: DIFFERS")
+            failed = True
         for (name, actual), (_, wanted) in zip(tensors_of(computed), tensors_of(directory)):
             found = [f"{key}: only on one side" for key in actual.keys() ^ wanted.keys()]
             for key in actual.keys() & wanted.keys():
