@@ -43,6 +43,10 @@ function(attn_target_defaults target)
     target_compile_options(${target} PRIVATE ${flags})
     target_link_options(${target} PRIVATE ${flags})
   endif()
+  if(ATTN_FUZZ AND NOT target STREQUAL "attn_kernels")  # the kernels read no files
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+    target_link_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # attn_target_openmp(<target>): at::parallel_for is a header template that runs serially, without a word, where it is

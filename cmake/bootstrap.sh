@@ -6,6 +6,9 @@ set -euo pipefail
 readonly torch_version=2.15.0
 readonly cache=${XDG_CACHE_HOME:-${HOME:?bootstrap: set HOME or XDG_CACHE_HOME}/.cache}/attn
 readonly venv=$cache/torch-$torch_version  # one for all checkouts; AttnTorch.cmake looks there
+# Beside torch, what the scripts in tests/golden import; the versions that the goldens were made with.
+readonly golden_packages=(numpy safetensors transformers==5.25.0 tokenizers==0.23.3)
+readonly golden_imports='import numpy, safetensors, tokenizers, torch, transformers'
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 usage() {
@@ -17,8 +20,8 @@ in an environment of its own under $cache).
 A LibTorch 2.11 or later that you have is used instead: LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH, or the active
 Python environment's.
 
-  --python  also set up what tests/golden/generate.py needs (torch for Python, numpy, safetensors; about 5.5 GB),
-            and print the Python to run it with on standard output
+  --python  also set up what the scripts in tests/golden need (torch for Python, numpy, safetensors, transformers,
+            tokenizers; about 5.7 GB), and print the Python to run them with on standard output
   --help    print this text
 END
 }
@@ -106,7 +109,7 @@ usable_python() {
 
 # install_torch cpu: what C++ on the CPU links. install_torch full: with CUDA, and importable by Python.
 install_torch() {
-  local kind=$1 size='5.5 GB' python wanted=("torch==$torch_version" numpy safetensors)
+  local kind=$1 size='5.5 GB' python wanted=("torch==$torch_version" "${golden_packages[@]}")
   local remedy="check the network and pip's settings and run cmake/bootstrap.sh again, or set LibTorch_ROOT to a LibTorch"
   if [[ $kind == cpu ]]; then
     # Of the wheel's companions, 4 GB together, libtorch_cpu.so needs two.
@@ -125,6 +128,11 @@ install_torch() {
     fi
     rm -rf "$venv"
     quietly "python3 -m venv" "look at the lines above" "$python" -m venv "$venv"
+  elif [[ $(<"$venv/complete") == full && $kind == full ]]; then
+    # Made by an older bootstrap.sh, it may lack some.
+    "$venv/bin/python" -c "$golden_imports" 2>/dev/null ||
+      quietly "pip install" "$remedy" "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
+    return
   elif [[ $(<"$venv/complete") =~ ^(full|$kind)$ ]]; then
     return
   fi
@@ -138,13 +146,13 @@ install_torch() {
 golden_python() {
   local python
   for python in "${VIRTUAL_ENV:-${CONDA_PREFIX:-/usr}}/bin/python3" python3; do
-    if "$python" -c 'import numpy, safetensors, torch' 2>/dev/null; then
+    if "$python" -c "$golden_imports" 2>/dev/null; then
       echo "$python"
       return 0
     fi
   done
   echo "$venv/bin/python"
-  [[ $(cat "$venv/complete" 2>/dev/null) == full ]]
+  [[ $(cat "$venv/complete" 2>/dev/null) == full ]] && "$venv/bin/python" -c "$golden_imports" 2>/dev/null
 }
 
 # --- What to do --------------------------------------------------------------------------------------------------

@@ -464,6 +464,20 @@ void check_model(const Json& model, const std::string& where) {
   check_option(model, where, "ignore_merges", {false});
 }
 
+// ByteLevel's only moves offsets. transformers 5 writes a template that is the text alone.
+void check_post_processor(const Json& json, const std::string& where) {
+  if (json.is_null()) return;
+  if (!json.is_object() || member(json, "type") != "TemplateProcessing") {
+    check_byte_level(json, where);
+    return;
+  }
+  check_known_keys(json, where, {"type", "single", "pair", "special_tokens"});
+  const auto& parts = member(json, "single");
+  const bool text_alone = parts.is_array() && parts.size() == 1 && parts[0].is_object() &&
+                          parts[0].size() == 1 && parts[0].contains("Sequence");
+  TORCH_CHECK_VALUE(text_alone, where, ": the template must be the text alone, got ", shown(parts));
+}
+
 // Checks all but vocabulary, merges and added tokens.
 void check_pipeline(const Json& json, const std::string& file) {
   check_known_keys(json, file,
@@ -474,8 +488,7 @@ void check_pipeline(const Json& json, const std::string& file) {
   check_option(json, file, "normalizer");
   check_byte_level(member(json, "pre_tokenizer"), file + ": pre_tokenizer");
   check_byte_level(member(json, "decoder"), file + ": decoder");
-  const auto& post_processor = member(json, "post_processor");  // ByteLevel's only moves offsets
-  if (!post_processor.is_null()) check_byte_level(post_processor, file + ": post_processor");
+  check_post_processor(member(json, "post_processor"), file + ": post_processor");
   check_model(member(json, "model"), file + ": model");
 }
 

@@ -136,6 +136,25 @@ TEST_F(BPEFiles, RefusesAnotherAlgorithmByName) {
   EXPECT_TRUE(mentions(with("/pre_tokenizer", {{"type", "Whitespace"}}), {"pre_tokenizer"}));
   EXPECT_TRUE(mentions(with("/model/type", "WordPiece"), {"WordPiece"}));
   EXPECT_TRUE(mentions(with("/model/dropout", 0.1), {"dropout"}));
+  // A template that adds tokens; the text alone, as transformers 5 writes it, is what we do.
+  const nlohmann::json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const nlohmann::json special = {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
+  const auto with_template = [&](const nlohmann::json& single) {
+    return with("/post_processor", {{"type", "TemplateProcessing"},
+                                    {"single", single},
+                                    {"pair", nlohmann::json::array()},
+                                    {"special_tokens", nlohmann::json::object()}});
+  };
+  EXPECT_TRUE(mentions(with_template({special, text}), {"post_processor", "text alone"}));
+  EXPECT_TRUE(mentions(with_template(nlohmann::json::array()), {"post_processor"}));
+  const auto good_template = [&] {
+    auto file = good;
+    file["post_processor"] = {{"type", "TemplateProcessing"}, {"single", {text}}};
+    return file;
+  }();
+  write_bytes(folder_ / "tokenizer.json", good_template.dump());
+  EXPECT_EQ(ByteLevelBPE::from_tokenizer_json(folder_ / "tokenizer.json").encode("a b"),
+            ByteLevelBPE::from_folder(golden_folder() / "bpe").encode("a b"));
   EXPECT_TRUE(mentions(refusal_json(nlohmann::json::array()), {"tokenizer.json"}));
 }
 

@@ -242,7 +242,11 @@ TEST(AdamW, RejectsWhatDoesNotFit) {
   optimizer.set_lr(0.25);
   EXPECT_EQ(optimizer.lr(), 0.25);
 
-  EXPECT_TRUE(mentions(value_error([] { AdamW(torch::nn::Module()); }), {"requires a gradient"}));
+  EXPECT_TRUE(mentions(value_error([] {
+                         const torch::nn::Module none;
+                         const AdamW optimizer(none);
+                       }),
+                       {"requires a gradient"}));
   torch::nn::Module strided;
   strided.register_parameter("wide", torch::zeros({1}).expand({4}));
   EXPECT_TRUE(mentions(value_error([&] { AdamW{strided}; }), {"wide", "dense"}));
