@@ -2,6 +2,7 @@
 """attn beside Python: the seeds' modules, eager and compiled, and torch.nn.MultiheadAttention.
 
   peers.py --bench build/release/bin/attn_bench
+  peers.py --bench build/release/bin/attn_bench --generate   # GPT-2 124M beside transformers, some minutes
 
 Runs `attn_bench serve` as a child process and takes alternating turns with it: one process works, the other
 waits. Prints peer time / our time, median and least of the rounds. Needs PyTorch; torch.compile needs a C++
@@ -307,6 +308,71 @@ def lm_contenders(with_compile):
     return [training.contender(name) for name, training in trainings.items()], expected
 
 
+def prompt_ids(length):
+    """As the other process makes them."""
+    return ((torch.arange(length) * 7919 + 11) % 50257).unsqueeze(0)
+
+
+class HuggingFace:
+    """GPT-2 124M of transformers with random weights."""
+
+    def __init__(self, folder):
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(bos_token_id=None, eos_token_id=None)).eval()
+        with torch.no_grad():  # wide enough that the likeliest token is clear
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(5)
+        model.save_pretrained(folder)
+        self.models = {"float32": model, "bfloat16": GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16)}
+
+    def generate(self, dtype, prompt, count):
+        ids = prompt_ids(prompt)
+        mask = torch.ones_like(ids)
+        with torch.inference_mode():
+            return self.models[dtype].generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=count, pad_token_id=0
+            )
+
+    def step(self, dtype, length):
+        """A call that computes one token behind `length` in the cache."""
+        model, token = self.models[dtype].eval(), torch.ones(1, 1, dtype=torch.int64)
+        with torch.inference_mode():
+            cache = model(prompt_ids(length), use_cache=True).past_key_values
+
+        def run():
+            with torch.inference_mode():
+                model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache.crop(-1)  # what this call added
+
+        return run
+
+
+def bench_generate(tables, child):
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        peer = HuggingFace(folder)
+        for dtype in ("float32", "bfloat16"):
+            tables.begin(f"GPT-2 124M, {dtype}, beside transformers")
+            for part, prompt, count, name in (("decode", 16, 64, "16 + 64 tokens"), ("prefill", 512, 1, "prompt of 512")):
+                if not tables.wants(name):
+                    continue
+                what = f"generate {dtype},{part},{count if part == 'decode' else prompt},{folder}"
+                if dtype == "float32":  # bfloat16's roundings differ, and a token on
+                    ids = peer.generate(dtype, prompt, count).double().flatten().tolist()
+                    check(what, Remote(child, "ours", what).fingerprint(), ids, 0)
+                tables.add(name, what, [Local("transformers", lambda p=prompt, n=count: peer.generate(dtype, p, n))])
+            for length in (16, 1000):
+                name = f"step at {length}"
+                if tables.wants(name):
+                    what = f"generate {dtype},step,{length},{folder}"
+                    tables.add(name, what, [Local("transformers", peer.step(dtype, length))])
+            tables.end()
+
+
 # --- tables ----------------------------------------------------------------------------------------------
 
 
@@ -391,6 +457,7 @@ def main():
     parser.add_argument("--bench", required=True, metavar="FILE", help="the program attn_bench")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each process")
     parser.add_argument("--filter", default="", metavar="TEXT", help="only rows whose name holds this")
+    parser.add_argument("--generate", action="store_true", help="GPT-2 beside transformers, instead of the modules")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of shorter turns")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
@@ -414,13 +481,16 @@ def main():
 
     tables = Tables(child, rounds, turn_seconds, options.filter)
     with_compile = not options.no_compile
-    bench_modules(
-        tables, child, "module", "SelfAttention, inference", lambda C, H, T: SelfAttention(C, H), with_compile
-    )
-    bench_modules(
-        tables, child, "multi_head", "MultiHeadSelfAttention, inference", MultiHeadSelfAttention, with_compile
-    )
-    bench_lm(tables, child, with_compile)
+    if options.generate:
+        bench_generate(tables, child)
+    else:
+        bench_modules(
+            tables, child, "module", "SelfAttention, inference", lambda C, H, T: SelfAttention(C, H), with_compile
+        )
+        bench_modules(
+            tables, child, "multi_head", "MultiHeadSelfAttention, inference", MultiHeadSelfAttention, with_compile
+        )
+        bench_lm(tables, child, with_compile)
     child.close()
     if not tables.tables:
         parser.error(f"--filter must be a part of a row's name, got {options.filter}")

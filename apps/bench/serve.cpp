@@ -15,6 +15,7 @@ namespace bench {
 namespace {
 
 Served make(const std::string& kind, const std::string& which) {
+  if (kind == "generate") return serve_generate(which);
   return kind == "lm" ? serve_lm(which) : serve_module(kind, which);
 }
 
@@ -26,7 +27,7 @@ class Server {
     double amount = 0.0;
     words >> verb >> kind >> which;
     const auto& served = find(kind, which);
-    if (verb == "check") {
+    if (verb == "check" && served.fingerprint) {
       std::string numbers;
       for (const double number : served.fingerprint()) numbers += fmt::format(" {:.17g}", number);
       return numbers.substr(1);
