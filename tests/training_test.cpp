@@ -244,7 +244,7 @@ TEST(AdamW, RejectsWhatDoesNotFit) {
 
   EXPECT_TRUE(mentions(value_error([] {
                          const torch::nn::Module none;
-                         const AdamW optimizer(none);
+                         const AdamW without_parameters(none);
                        }),
                        {"requires a gradient"}));
   torch::nn::Module strided;

@@ -2,10 +2,10 @@
 
 #include "cached_attention.h"
 #include "checks.h"
+#include "linear.h"
 #include "modules/run_blocks.h"
 #include "printing.h"
 
-#include <ATen/ops/linear.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -115,7 +115,7 @@ Tensor GPTImpl::forward_features(const Tensor& ids, const Tensor& key_padding_ma
 
 Tensor GPTImpl::logits(const Tensor& h) {
   check_width(h, "d_model", options.d_model());
-  return at::linear(h, head_weight());  // [..., V]
+  return apply_linear(h, head_weight(), {});  // [..., V]
 }
 
 Tensor GPTImpl::forward(const Tensor& ids, const Tensor& key_padding_mask, KVCache* cache) {

@@ -1,6 +1,7 @@
 #include "attn/modules/feed_forward.h"
 
 #include "checks.h"
+#include "linear.h"
 #include "printing.h"
 
 #include <ATen/ops/gelu.h>
@@ -62,8 +63,9 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
 
 Tensor FeedForwardImpl::forward(const Tensor& x) {
   check_width(x, "d_model", options.d_model());
-  const auto hidden = activate(fc1(x), options.activation());  // [..., mlp_expansion · C]
-  return dropout(fc2(hidden));                                 // [..., C]
+  const auto hidden = activate(apply_linear(x, fc1->weight, fc1->bias),
+                               options.activation());            // [..., mlp_expansion · C]
+  return dropout(apply_linear(hidden, fc2->weight, fc2->bias));  // [..., C]
 }
 
 }  // namespace attn

@@ -2,6 +2,7 @@
 
 #include "cached_attention.h"
 #include "checks.h"
+#include "linear.h"
 #include "printing.h"
 
 namespace attn {
@@ -52,9 +53,9 @@ functional::AttentionOptions MultiHeadAttentionImpl::attention_options(
 Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
                                        KVCache::Layer* cache) {
   check_input(x, cached_length(cache));
-  const auto y = cached_self_attention(qkv(x), options.num_heads(),
+  const auto y = cached_self_attention(apply_linear(x, qkv->weight, qkv->bias), options.num_heads(),
                                        attention_options(key_padding_mask), cache);
-  return resid_dropout(out_proj(y));  // [B, T, C]
+  return resid_dropout(apply_linear(y, out_proj->weight, out_proj->bias));  // [B, T, C]
 }
 
 std::tuple<Tensor, Tensor> MultiHeadAttentionImpl::forward_with_weights(

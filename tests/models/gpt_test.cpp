@@ -232,5 +232,30 @@ TEST(GPT, PaddingOnEitherSideChangesNothing) {
   EXPECT_TRUE(all_close(right.narrow(1, 0, 5), alone));
 }
 
+// Wide enough that a step's linears take the kernel for few rows; a whole forward takes LibTorch's.
+TEST(GPTSteps, OfWideModelsAreThoseOfAWholeForward) {
+  const torch::NoGradGuard no_grad;
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat64}) {
+    for (const int64_t B : {1, 3, 5}) {
+      torch::manual_seed(1);
+      GPT model(
+          GPTOptions().vocab_size(300).context_length(8).d_model(256).num_heads(4).num_layers(2));
+      model->eval();
+      model->to(dtype);
+      const auto ids = torch::randint(0, 300, {B, 6});
+      const auto whole = model(ids);
+      auto cache = model->make_cache(B, 8);
+      for (int64_t t = 0; t < 6; ++t) {
+        const auto step = model(ids.narrow(1, t, 1), torch::Tensor(), &cache).squeeze(1);
+        EXPECT_EQ(step.scalar_type(), dtype);
+        const double tolerance = dtype == torch::kFloat64   ? 1e-10
+                                 : dtype == torch::kFloat32 ? 1e-4
+                                                            : 0.05;
+        EXPECT_TRUE(all_close(step, whole.select(1, t), {tolerance, tolerance})) << B << ", " << t;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attn::testing
