@@ -656,13 +656,8 @@ void ByteLevelBPE::save(const fs::path& folder) const {
     lines += tables_->spelling[merge.pair >> 32] + " " +
              tables_->spelling[merge.pair & 0xFFFFFFFFU] + "\n";
   }
-  const auto write = [&](const char* name, const std::string& text) {
-    weights::OutputFile file(folder / name);
-    file.write(text.data(), text.size());
-    file.commit();
-  };
-  write("vocab.json", vocabulary.dump());
-  write("merges.txt", lines);
+  weights::write_file(folder / "vocab.json", vocabulary.dump());
+  weights::write_file(folder / "merges.txt", lines);
 }
 
 std::vector<int64_t> ByteLevelBPE::encode(std::string_view text) const {

@@ -68,10 +68,7 @@ std::string ModelConfig::text(const char* key, const char* otherwise) const {
 }
 
 void write_config(const json& config, const std::filesystem::path& path) {
-  const auto text = config.dump(2) + "\n";
-  weights::OutputFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
+  weights::write_file(path, config.dump(2) + "\n");
 }
 
 }  // namespace attn

@@ -5,6 +5,7 @@
 #include "attn/weights.h"
 #include "model_config.h"
 #include "weights/in_quotes.h"
+#include "weights/output_file.h"
 
 #include <c10/util/Exception.h>
 
@@ -102,10 +103,7 @@ void save_language_model(const torch::nn::Module& model,
   if (gpt != nullptr) {
     save_gpt2(*gpt, folder);
   } else {
-    std::error_code failure;
-    fs::create_directories(folder, failure);
-    TORCH_CHECK(!failure, in_quotes(folder.string()),
-                " must be a folder that can be made, got: ", failure.message());
+    weights::make_folder(folder);
     save_weights(state_dict(*tiny), folder / "model.safetensors");
     write_config({{"model_type", kTiny},
                   {"vocab_size", tiny->options.vocab_size()},

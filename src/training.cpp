@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
@@ -14,7 +15,6 @@
 #include <map>
 #include <numbers>
 #include <optional>
-#include <sstream>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -50,13 +50,6 @@ Tensor laid_out_as(const Tensor& parameter, const Tensor& grad) {
 struct Bucket {
   std::vector<Tensor> values, grads, exp_avgs, exp_avg_sqs, steps;
 };
-
-template <typename... Parts>
-std::string in_words(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
 
 }  // namespace
 
@@ -143,7 +136,7 @@ void AdamW::load_state_dict(const StateDict& state) {
     } else if (!source->defined() || source->layout() != at::kStrided || source->is_meta()) {
       report.mismatched.push_back(item.key() + ": must be a dense tensor with values");
     } else if (source->sizes() != target.sizes() || source->scalar_type() != target.scalar_type()) {
-      report.mismatched.push_back(in_words(item.key(), ": must be ", target.scalar_type(), " ",
+      report.mismatched.push_back(c10::str(item.key(), ": must be ", target.scalar_type(), " ",
                                            target.sizes(), ", got ", source->scalar_type(), " ",
                                            source->sizes()));
     } else if (item.key() == "step" && source->lt(0).any().item<bool>()) {
@@ -310,7 +303,7 @@ void check_matrix(const char* name, const Tensor& x) {
   TORCH_CHECK_VALUE(
       x.defined() && x.dim() == 2 && x.is_floating_point(), name,
       " must be a floating-point matrix, got ",
-      x.defined() ? in_words(x.scalar_type(), " ", x.sizes()) : "an undefined tensor");
+      x.defined() ? c10::str(x.scalar_type(), " ", x.sizes()) : "an undefined tensor");
 }
 
 void check_alike(const char* name, const Tensor& x, const Tensor& hidden) {
@@ -348,12 +341,12 @@ Tensor chunked_cross_entropy(const Tensor& hidden, const Tensor& weight, const T
   TORCH_CHECK_VALUE(targets.defined() && targets.scalar_type() == at::kLong &&
                         targets.sizes() == at::IntArrayRef({N}),
                     "targets must be int64 [", N, "], got ",
-                    targets.defined() ? in_words(targets.scalar_type(), " ", targets.sizes())
+                    targets.defined() ? c10::str(targets.scalar_type(), " ", targets.sizes())
                                       : "an undefined tensor");
   TORCH_CHECK_VALUE(targets.device() == hidden.device(), "targets must be on hidden's device ",
                     hidden.device(), ", got ", targets.device());
   TORCH_CHECK_VALUE(!bias.defined() || bias.sizes() == at::IntArrayRef({V}), "bias must be [", V,
-                    "], got ", bias.defined() ? in_words(bias.sizes()) : "none");
+                    "], got ", bias.defined() ? c10::str(bias.sizes()) : "none");
   TORCH_CHECK_VALUE(chunk >= 0, "chunk must be at least 0, got ", chunk);
   const auto h = for_linear(hidden, hidden), w = for_linear(weight, hidden),
              b = for_linear(bias, hidden);

@@ -3,6 +3,7 @@
 #include "attn/weights.h"
 #include "model_config.h"
 #include "weights/in_quotes.h"
+#include "weights/output_file.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -232,10 +233,7 @@ GPT load_gpt2(const fs::path& path, c10::Device device, c10::ScalarType dtype) {
 void save_gpt2(const GPTImpl& model, const fs::path& folder) {
   const auto& o = model.options;
   TORCH_CHECK_VALUE(o.use_bias(), "a GPT-2 must have biases, got use_bias = false");
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  TORCH_CHECK(!failure, in_quotes(folder.string()),
-              " must be a folder that can be made, got: ", failure.message());
+  weights::make_folder(folder);
   const auto state = state_dict(model);
   StateDict theirs("state_dict");
   each_tensor(

@@ -122,4 +122,17 @@ void OutputFile::discard() {
   fd_ = -1;
 }
 
+void write_file(const fs::path& path, std::string_view text) {
+  OutputFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  TORCH_CHECK(!failure, in_quotes(folder.string()),
+              " must be a folder that can be made, got: ", failure.message());
+}
+
 }  // namespace attn::weights

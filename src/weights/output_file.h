@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace attn::weights {
 
@@ -33,5 +34,11 @@ class OutputFile {
   std::filesystem::path written_;  // in the same folder, so that rename is atomic
   int fd_ = -1;
 };
+
+/// The text as the whole file. @throws c10::Error as `OutputFile`.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
+/// @throws c10::Error if it is not there and can't be made.
+void make_folder(const std::filesystem::path& folder);
 
 }  // namespace attn::weights

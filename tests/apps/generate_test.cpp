@@ -1,5 +1,6 @@
 // attn_generate from outside: what it prints for which model and prompt, and how it fails.
 
+#include "../support/temporary_folder.h"
 #include "process.h"
 
 #include <gtest/gtest.h>
@@ -15,6 +16,8 @@
 namespace {
 
 namespace fs = std::filesystem;
+using attn::testing::TemporaryFolder;
+using attn::testing::write_bytes;
 using process::Out;
 using process::Result;
 using Strings = std::vector<std::string>;
@@ -46,29 +49,6 @@ std::string joined(const nlohmann::json& ids) {
   for (size_t i = 0; i < ids.size(); ++i) out << (i == 0 ? "" : ",") << ids[i];
   return out.str();
 }
-
-class Folder {
- public:
-  Folder() {
-    auto name = (fs::temp_directory_path() / "attn_generate_test.XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string path() const { return path_.string(); }
-  void file(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-  }
-
- private:
-  fs::path path_;
-};
 
 // The ids that transformers generates greedily: the golden's, as generate_gpt2.py prints them.
 TEST(Generate, ContinuesIdsAsTransformersDoes) {
@@ -161,19 +141,21 @@ TEST(Generate, WhatDoesNotFitIsNamedWithARemedy) {
                     {"at most 16", "got 17", "shorten"}));
   EXPECT_TRUE(fails(generate({"--demo", "--prompt", ""}), 1, {"at least one token"}));
 
-  const Folder folder;
-  EXPECT_TRUE(fails(generate({"--model", folder.path(), "--ids", "1"}), 1, {"config.json"}));
+  const TemporaryFolder folder;
+  EXPECT_TRUE(
+      fails(generate({"--model", folder.path().string(), "--ids", "1"}), 1, {"config.json"}));
   fs::copy(kGPT2, folder.path(), fs::copy_options::recursive);
   const auto bpe = std::string(ATTN_GOLDEN_DIR) + "/bpe/";
   fs::copy(bpe + "vocab.json", folder.path());
-  EXPECT_TRUE(fails(generate({"--model", folder.path(), "--prompt", "a"}), 1, {"merges.txt"}));
+  EXPECT_TRUE(
+      fails(generate({"--model", folder.path().string(), "--prompt", "a"}), 1, {"merges.txt"}));
   fs::copy(bpe + "merges.txt", folder.path());
-  EXPECT_TRUE(fails(generate({"--model", folder.path(), "--prompt", "a"}), 1,
+  EXPECT_TRUE(fails(generate({"--model", folder.path().string(), "--prompt", "a"}), 1,
                     {"at most the model's 31 tokens", "take the tokenizer files"}));
-  folder.file("config.json", "{\"model_type\": \"llama\"}");
-  EXPECT_TRUE(fails(generate({"--model", folder.path(), "--ids", "1"}), 1, {"llama"}));
-  folder.file("config.json", "{");
-  EXPECT_TRUE(fails(generate({"--model", folder.path(), "--ids", "1"}), 1, {"JSON"}));
+  write_bytes(folder / "config.json", "{\"model_type\": \"llama\"}");
+  EXPECT_TRUE(fails(generate({"--model", folder.path().string(), "--ids", "1"}), 1, {"llama"}));
+  write_bytes(folder / "config.json", "{");
+  EXPECT_TRUE(fails(generate({"--model", folder.path().string(), "--ids", "1"}), 1, {"JSON"}));
 }
 
 }  // namespace
